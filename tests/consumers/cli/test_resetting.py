@@ -90,7 +90,7 @@ class Scene:
         builder.finish()
 
     async def publish(self, journal: str, *numbers: int) -> int:
-        """Publish a transaction, and return the offset at which it ends."""
+        """Publish a transaction, and return its end offset."""
         builder = self.producer()
         await self.pend(builder, journal, *numbers)
         await self.commit(builder)

@@ -237,7 +237,7 @@ async def test_garbage_between_appends_is_skipped(broker: FakeBroker, owners: Ow
     await broker.write(LOG, b"some garbage \x66\x33\x93\x36 and more of it")
     put(first, "b", b"two")
     await first.recorder.barrier()
-    # Garbage that looks like an operation before a large write.
+    # Garbage that queries like an operation before a large write.
     claim = RecordedOperation(999, 0, Author(1), Write(Fnode(2), 0, 1 << 40)).to_payload()
     await broker.write(LOG, b"x" + encode_frame(claim))
     second = await owners.take_over()
@@ -395,11 +395,11 @@ async def test_an_author_overtaken_between_claim_and_handoff_does_not_take_over(
 
 async def test_a_takeover_while_another_player_starts_is_not_a_loss(owners: Owners) -> None:
     class Raced(MemoryAuthority):
-        looks = 0
+        queries = 0
 
         async def current(self) -> Ownership | None:
-            self.looks += 1
-            if self.looks == 1:
+            self.queries += 1
+            if self.queries == 1:
                 await owners.recover(author=Author(7), authority=self)
             return await super().current()
 

@@ -178,7 +178,7 @@ class World:
         return owner
 
     async def fresh_hints(self, owner: Owner) -> Hints | None:
-        """Return new hints, or None if the current log has no file: such hints need its beginning, which may be pruned."""
+        """Return new hints, or None if they would need the beginning of the log, which may be pruned."""
         await owner.make_durable()
         live = owner.directory.recorder._fsm.hints(LOGS[self.log]).live_fnodes
         if not any(segment.log == LOGS[self.log] for each in live for segment in each.segments):

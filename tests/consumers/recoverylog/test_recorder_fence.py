@@ -152,11 +152,11 @@ async def test_a_takeover_during_the_repair_of_a_late_handoff_wins(
     class Overtaken(MemoryAuthority):
         """Another author claims and takes over the log during the second query."""
 
-        looks = 0
+        calls = 0
 
         async def current(self):  # type: ignore[no-untyped-def]
-            self.looks += owner_is_at_work
-            if self.looks == 2:
+            self.calls += owner_is_at_work
+            if self.calls == 2:
                 await owners.take_over(author=Author(9), authority=authority)
             return await super().current()
 
@@ -256,13 +256,13 @@ async def test_a_takeover_while_the_fence_is_restored_wins(journal: FakeJournal,
                 await self.claim(Author(7))
             return answer
 
-    for asked in (1, 2):
+    for claim_at in (1, 2):
         authority = Slow()
         owner = await owners.take_over(authority=authority)
         await commit(owner, "a")
         lose_brokers(journal)
-        authority.claim_after = asked
-        if asked == 1:
+        authority.claim_after = claim_at
+        if claim_at == 1:
             with pytest.raises(Fenced):
                 await commit(owner, "b")
         else:

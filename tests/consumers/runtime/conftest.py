@@ -1,4 +1,4 @@
-"""Fixtures of the runtime's tests: journals with messages, and an application that sums them."""
+"""Fixtures for tests of the runtime: journals with messages, and an application that sums them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from coranto_consumers.stores.sql_shard import SqlShardStore
 _numbers = itertools.count()
 
 TIMEOUT = 120.0
-"""Seconds for what is sure to come, however slow the machine."""
+"""Seconds to wait for certain events, enough for a slow machine."""
 
 SUMS = Table(
     "sums",
@@ -61,7 +61,7 @@ COLUMNS = pa.schema([("key", pa.string()), ("n", pa.int64())])
 
 
 class Journals:
-    """Journals of a fake broker, written to and read from as messages."""
+    """Journals of a fake broker, written and read as messages."""
 
     def __init__(self, fake: FakeBroker) -> None:
         self.fake = fake
@@ -75,12 +75,12 @@ class Journals:
         return TransactionBuilder(new_producer_id(os.urandom), self._clock, JsonLines())
 
     async def flush(self, builder: TransactionBuilder[Any]) -> None:
-        """Append what the builder holds."""
+        """Append the builder's pending messages."""
         for journal, batch in builder.take_batches(1 << 20):
             await self.fake.write(journal, batch)
 
     async def commit(self, builder: TransactionBuilder[Any]) -> None:
-        """Append what the builder holds, and acknowledge it."""
+        """Append the builder's pending messages, and acknowledge them."""
         await self.flush(builder)
         builder.ack_intents()
         for journal, content in builder.commit().items():
@@ -88,7 +88,7 @@ class Journals:
         builder.finish()
 
     async def publish(self, journal: str, *messages: dict[str, Any]) -> int:
-        """Publish a transaction, and return the journal's head behind it."""
+        """Publish a transaction, and return the journal's head after it."""
         builder = self.producer()
         for message in messages:
             builder.add(journal, message)
@@ -118,10 +118,10 @@ class Sums(Application[SqlShardStore]):
         """The sources that are consumed in columns."""
         self.columns = Columns(COLUMNS)
         self.most = 1 << 30
-        """The messages of a transaction before which it defers a batch."""
+        """The number of messages in a transaction after which the application defers a batch."""
         self.output = output
         self.transactions: list[list[int]] = [[]]
-        """The numbers consumed, by transaction as they were tried."""
+        """The consumed numbers, by attempted transaction."""
         self.before: Callable[[dict[str, Any]], None] = lambda message: None
 
     def new_store(self, shard: Shard) -> SqlShardStore:
@@ -187,13 +187,13 @@ async def client(journals: Journals) -> AsyncIterator[JournalClient]:
 
 @pytest.fixture
 def in_batches() -> Container[str]:
-    """The sources that the application takes in batches; test modules override it."""
+    """The sources that the application consumes in batches; test modules override it."""
     return ()
 
 
 @pytest.fixture
 def sums(store_url: str, in_batches: Container[str]) -> Sums:
-    """The application over an empty store of each kind in turn, publishing to `out/one`."""
+    """The application with an empty store, for each kind of store, publishing to `out/one`."""
     return Sums(SqlStore(store_url), "out/one", in_batches=in_batches)
 
 
@@ -204,7 +204,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
 
 
 class Consumer:
-    """Processes of one consumer in this process, and calls of their service."""
+    """Processes of one consumer, run in this process, and calls of their service."""
 
     def __init__(self, etcd: str, client: JournalClient) -> None:
         self.settings = ConsumerProcessSettings(
@@ -238,7 +238,7 @@ class Consumer:
         return found
 
     async def stat(self, process: ConsumerProcess, id: str = "shard-sums", **read_through: int) -> pc.StatResponse:
-        """Stat once there is a primary. Journals are given by what follows `in/`."""
+        """Call Stat once there is a primary. Journals are given without the prefix `in/`."""
         offsets = {f"in/{name}": offset for name, offset in read_through.items()}
         async with asyncio.timeout(TIMEOUT):
             while True:
@@ -251,7 +251,7 @@ class Consumer:
                 await process.keyspace.wait_for_change(state)
 
     async def status(self, process: ConsumerProcess, *codes: str, id: str = "shard-sums") -> None:
-        """Return once the shard's replicas have these statuses, by slot."""
+        """Wait until the shard's replicas have these statuses, by slot."""
 
         def reached(state: ShardState) -> bool:
             found = [pc.ReplicaStatus.Code.Name(each.value.code) for each in state.assignments(id)]

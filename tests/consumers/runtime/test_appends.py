@@ -1,4 +1,4 @@
-"""The order of appends: what waits holds up what is behind it in its journal, and nothing else."""
+"""The order of appends: a waiting append blocks later ones to its journal, and no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coranto_consumers.runtime.appends import OrderedAppends
 
 
 class Brokers:
-    """Journals that take appends while they are open."""
+    """Journals that accept appends while `open` is set."""
 
     def __init__(self) -> None:
         self.content: defaultdict[str, bytes] = defaultdict(bytes)
@@ -39,7 +39,7 @@ async def brokers() -> Brokers:
     return Brokers()
 
 
-async def test_each_piece_is_told_where_it_ends_and_small_ones_go_together(brokers):
+async def test_each_append_gets_its_end_and_small_appends_are_combined(brokers):
     appends = OrderedAppends(brokers.append)
     ends = [appends.add("a", b"12"), appends.add("a", b"345"), appends.add("b", b"6")]
     assert not any(end.done() for end in ends)
@@ -50,7 +50,7 @@ async def test_each_piece_is_told_where_it_ends_and_small_ones_go_together(broke
     assert all(end.done() for end in ends)
 
 
-async def test_nothing_is_kept_of_journals_that_have_all_they_were_given(brokers):
+async def test_no_state_is_kept_for_journals_without_pending_appends(brokers):
     appends = OrderedAppends(brokers.append)
     await asyncio.gather(*(appends.add(f"journal-{number}", b"1") for number in range(10)))
     await asyncio.sleep(0)
@@ -58,7 +58,7 @@ async def test_nothing_is_kept_of_journals_that_have_all_they_were_given(brokers
     assert await appends.add("journal-1", b"2") == 2
 
 
-async def test_what_waits_for_a_commit_holds_up_its_journal_only(brokers):
+async def test_an_append_that_waits_for_a_commit_blocks_only_its_journal(brokers):
     appends = OrderedAppends(brokers.append)
     committed = asyncio.get_running_loop().create_future()
     ack = appends.add("a", b"ack1 ", after=committed)
@@ -73,7 +73,7 @@ async def test_what_waits_for_a_commit_holds_up_its_journal_only(brokers):
     assert brokers.content["a"] == b"ack1 next "
 
 
-async def test_what_waits_for_a_commit_that_fails_is_never_appended(brokers):
+async def test_an_append_that_waits_for_a_failed_commit_is_dropped(brokers):
     appends = OrderedAppends(brokers.append)
     committed = asyncio.get_running_loop().create_future()
     ack = appends.add("a", b"ack1 ", after=committed)
@@ -85,7 +85,7 @@ async def test_what_waits_for_a_commit_that_fails_is_never_appended(brokers):
     assert brokers.content == {}
 
 
-async def test_nothing_is_appended_behind_a_failure(brokers):
+async def test_nothing_is_appended_after_a_failure(brokers):
     appends = OrderedAppends(brokers.append)
     brokers.failure = JournalNotFound("append to a")
     with pytest.raises(JournalNotFound):
@@ -99,7 +99,7 @@ async def test_nothing_is_appended_behind_a_failure(brokers):
         await appends.add("b", b"3")
 
 
-async def test_room_is_waited_for(brokers):
+async def test_waiting_for_capacity_ends_after_the_appends(brokers):
     appends = OrderedAppends(brokers.append)
     brokers.open.clear()
     appends.add("a", b"12345")

@@ -1,4 +1,4 @@
-"""The intake for batches hands out what the one for messages does, and checkpoints of one serve the other."""
+"""The intake of batches returns the same messages as that of single messages, with interchangeable checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PRODUCERS = [ProducerId(bytes([1, 0, 0, 0, 0, number])) for number in range(3)]
 
 
 def message(number: int, clock: int, flags: int, producer: int = 0) -> Envelope[Any]:
-    """The message that stands at the place `number` of the journal."""
+    """Return the message at position `number` of the journal."""
     return Envelope(JOURNAL, number * SIZE, (number + 1) * SIZE, PRODUCERS[producer], clock, flags, b"{}", JsonLines())
 
 
@@ -34,7 +34,7 @@ class Consumed(NamedTuple):
 def by_message(
     sources: dict[str, Source], history: Sequence[Envelope[Any]], most: int = 1 << 30, ring: int = 1000
 ) -> Consumed:
-    """Consume up to `most` messages one by one, and put the next one back."""
+    """Consume up to `most` messages one by one, and return the next one to the intake."""
     taken = Intake(sources, ring)
     taken.add(_unread(sources, history))
     places: list[int] = []
@@ -68,7 +68,7 @@ def by_batch(
     ring: int = 1000,
     reads: int = 1000,
 ) -> Consumed:
-    """Consume up to `most` batches, read `reads` messages at a time, and put the next one back."""
+    """Consume up to `most` batches, read in pieces of `reads` messages, and return the next one to the intake."""
     taken = ColumnIntake(sources, ring)
     unread = _unread(sources, history)
     arriving = [unread[at : at + reads] for at in range(0, len(unread), reads)]
@@ -100,7 +100,7 @@ def by_batch(
 
 
 _REPLAYED: dict[int, int] = {}
-"""The offset that a replay under way has reached, by intake."""
+"""The offset of a running replay, by intake."""
 
 
 def _replayed_to(taken: ColumnIntake, begin: int) -> int:
@@ -117,7 +117,7 @@ def _between(history: Sequence[Envelope[Any]], wanted: Any) -> list[Envelope[Any
 
 @st.composite
 def histories(draw: Any) -> list[Envelope[Any]]:
-    """Any messages of three producers: transactions, duplicates, rollbacks, resets, messages without a UUID."""
+    """Draw any messages of three producers: transactions, duplicates, rollbacks, resets, messages without a UUID."""
     clocks = [1, 1, 1]
     history = []
     for number in range(draw(st.integers(1, 40))):
@@ -131,7 +131,7 @@ def histories(draw: Any) -> list[Envelope[Any]]:
 
 
 @given(histories(), st.integers(1, 12), st.sampled_from([1, 3, 1000]), st.sampled_from([1, 4, 1 << 16]))
-def test_batches_have_the_messages_that_come_one_by_one(history, reads, ring, max_rows):
+def test_batches_contain_the_same_messages_as_single_reads(history, reads, ring, max_rows):
     expected = by_message({}, history)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(column_intake, "MAX_ROWS", max_rows)
@@ -145,8 +145,8 @@ def test_batches_have_the_messages_that_come_one_by_one(history, reads, ring, ma
 @given(
     histories(), st.integers(1, 12), st.sampled_from([1, 3, 1000]), st.sampled_from([1, 4, 1 << 16]), st.integers(0, 8)
 )
-def test_whoever_goes_on_from_a_checkpoint_gets_exactly_the_rest(history, reads, ring, max_rows, consumed):
-    """Also in the middle of what one acknowledgement commits, batch by batch or message by message, to and fro."""
+def test_a_restart_from_a_checkpoint_reads_exactly_the_remaining_messages(history, reads, ring, max_rows, consumed):
+    """The restart may be inside an acknowledged set, and may switch between batches and single messages."""
     everything = by_message({}, history).places
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(column_intake, "MAX_ROWS", max_rows)
@@ -165,7 +165,7 @@ def _producers(consumed: Consumed) -> Any:
     return consumed.checkpoint.get(JOURNAL, Source()).producers
 
 
-def test_a_replay_ends_only_when_it_was_pulled():
+def test_a_replay_can_end_only_after_all_its_messages_were_pulled():
     taken = ColumnIntake({}, 1)
     history = [message(0, 1, Flags.CONTINUE_TXN), message(1, 2, Flags.CONTINUE_TXN), message(2, 2, Flags.ACK_TXN)]
     for each in history:
@@ -179,7 +179,7 @@ def test_a_replay_ends_only_when_it_was_pulled():
         taken.end_replay()
 
 
-def test_messages_that_commit_nothing_are_noted():
+def test_messages_without_a_commit_count_as_passed_over():
     taken = ColumnIntake({JOURNAL: Source(0, {})})
     taken.add(JOURNAL, envelope_batch([message(0, 5, Flags.OUTSIDE_TXN)]))
     assert taken.pull() is not None

@@ -1,4 +1,4 @@
-"""Shards that a hostile client applies, and sources that a hostile producer writes to, over real etcd."""
+"""Shards applied by a hostile client, and sources written by a hostile producer, with a real etcd."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEY = "c2VjcmV0IGtleSBvZiB0aGUgdGVzdHMsIGxvbmcgZW5vdWdo"
 
 @pytest.fixture
 def store_url(tmp_path: Path) -> str:
-    """One kind of store will do here."""
+    """These tests need only one kind of store."""
     return f"sqlite:///{tmp_path}/store.db"
 
 
@@ -47,14 +47,14 @@ _place = ""
 
 @pytest.fixture(autouse=True)
 def place() -> str:
-    """Return the place of a test's hints. The tests share an etcd."""
+    """Return the prefix of a test's hints, as all tests share one etcd."""
     global _place
     _place = f"/hostile-shards/{next(_numbers)}"
     return _place
 
 
 def hints_of(log: str, *segment_logs: str) -> pc.ApplyRequest.Change:
-    """A change with hints for `log` whose segments lie in other logs."""
+    """Return a change with hints for `log` with segments in other logs."""
     segments = [
         LogSegment(Author(7), first, 10 * first, first, first, 10 * first + 5, name)
         for first, name in enumerate((*segment_logs, log), 1)
@@ -71,8 +71,8 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
     return raised.value.code(), raised.value.details() or ""
 
 
-async def test_a_shard_that_fails_on_an_enormous_message_is_told_to_have_failed(journals, consumer, sums):
-    """The error repeats what the message holds. etcd takes no values of 2 MiB and more."""
+async def test_a_shard_that_fails_on_an_enormous_message_reports_its_failure(journals, consumer, sums):
+    """The error repeats the message. etcd refuses values of 2 MiB and more."""
 
     def explode(message: dict[str, Any]) -> None:
         raise ValueError(f"cannot make sense of {message}")
@@ -87,11 +87,11 @@ async def test_a_shard_that_fails_on_an_enormous_message_is_told_to_have_failed(
     (status,) = (await consumer.shard(process)).status
     (error,) = status.errors
     assert "cannot make sense of" in error
-    assert "characters …" in error, "it says how much was left out"
+    assert "characters …" in error, "the error gives the number of omitted characters"
     assert len(error) < MAX_ERROR_CHARS + 100
 
 
-async def test_a_value_that_is_no_uuid_is_named_in_brief(journals, consumer, sums):
+async def test_the_error_of_an_invalid_uuid_is_short(journals, consumer, sums):
     process = await consumer.start(sums)
     await consumer.apply(process, spec())
     await consumer.status(process, "PRIMARY")
@@ -104,7 +104,7 @@ async def test_a_value_that_is_no_uuid_is_named_in_brief(journals, consumer, sum
 
 
 class Counter(Application[JsonFileStore[int]]):
-    """An application with a store that lives in a recovery log. It is given nothing to consume."""
+    """An application with its store in a recovery log. It gets no messages."""
 
     def new_store(self, shard: Shard) -> JsonFileStore[int]:
         return JsonFileStore(shard.recorder, 0)
@@ -118,8 +118,8 @@ def create_log(journals: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("id", ["app/part-000", "x" * 400, "é" * 200])
-async def test_ids_that_are_no_file_names_serve_all_the_same(journals, consumer, id):
-    """They are tokens of up to 512 bytes. The folder that a log is played into is directly in that of the process."""
+async def test_ids_that_are_not_file_names_are_served(journals, consumer, id):
+    """Ids are tokens of up to 512 bytes. The folder of a played log is directly in the folder of the process."""
     create_log(journals, f"logs/{id}")
     process = await consumer.start(Counter())
     await consumer.apply(process, recorded(id))
@@ -143,10 +143,10 @@ BLUE, RED = label_set({"team": "blue"}), label_set({"team": "red"})
         ("logs/red", "app/sums-000", "/hints", "the hints at {place}/hints/app/sums-000.primary"),
     ],
 )
-async def test_nobody_takes_over_the_log_or_the_hints_of_another_shard(
+async def test_a_shard_cannot_take_over_the_log_or_the_hints_of_another(
     journals, consumer, place, prefix, id, hints, what
 ):
-    """By an id with a slash, which comes to the same names: a takeover fences off whoever recorded."""
+    """An id with a slash can give the same names, and a takeover would fence off the recording shard."""
     create_log(journals, "logs/app/sums-000")
     process = await consumer.start(Counter(), auth_keys=KEY)
     apply = consumer.stub(process).Apply
@@ -165,11 +165,13 @@ async def test_nobody_takes_over_the_log_or_the_hints_of_another_shard(
     both = pc.ApplyRequest(changes=[*red.changes, *blue.changes])
     code, _ = await refused(apply(both, metadata=scoped(Capability.APPLY)))
     assert code == grpc.StatusCode.INVALID_ARGUMENT
-    assert (await apply(blue, metadata=scoped(Capability.APPLY, team="blue"))).status == pc.OK, "its own, again"
+    assert (await apply(blue, metadata=scoped(Capability.APPLY, team="blue"))).status == pc.OK, (
+        "an owner may apply its shard again"
+    )
 
 
-async def test_a_shard_that_came_by_a_race_to_the_log_of_another_does_not_play_it(journals, consumer):
-    """Two processes took the changes at once, or the shards are from before names were compared."""
+async def test_a_shard_with_the_log_of_an_earlier_shard_does_not_play_it(journals, consumer):
+    """Two processes accepted the changes concurrently, or the shards are older than the comparison of names."""
     create_log(journals, "logs/app/sums-000")
     process = await consumer.start(Counter())
     await consumer.apply(process, recorded("sums-000", "logs/app", "/hints/app"))
@@ -186,8 +188,8 @@ async def test_a_shard_that_came_by_a_race_to_the_log_of_another_does_not_play_i
     await consumer.status(process, "PRIMARY", id="sums-000")
 
 
-async def test_hints_that_are_applied_lead_to_no_log_beyond_the_scope(journals, consumer):
-    """A process reads, with rights of its own, whatever logs the hints of its shards name."""
+async def test_applied_hints_cannot_name_logs_outside_the_scope(journals, consumer):
+    """A process reads all logs named in hints with its own rights."""
     process = await consumer.start(Counter(), auth_keys=KEY)
     apply, everything = consumer.stub(process).Apply, scoped(Capability.APPLY)
     others = [
@@ -218,8 +220,8 @@ async def test_hints_that_are_applied_lead_to_no_log_beyond_the_scope(journals, 
     assert (await give("secret/journal", by=everything)).status == pc.OK
 
 
-async def test_large_messages_are_read_ahead_by_their_bytes(journals, client, sums, monkeypatch):
-    """A limit on the number of messages alone would let their writer choose how much memory a consumer takes."""
+async def test_read_ahead_is_limited_in_bytes(journals, client, sums, monkeypatch):
+    """A limit only on the number of messages would let their writer choose the memory of a consumer."""
     monkeypatch.setattr(primary, "READ_AHEAD_BYTES", 1 << 20)
     held = threading.Event()
     sums.before = lambda message: held.wait()
@@ -234,10 +236,10 @@ async def test_large_messages_are_read_ahead_by_their_bytes(journals, client, su
                 return at_work._input.size_bytes
 
             async with asyncio.timeout(60):
-                # Until the reader waits for room, or has read all.
-                while not at_work._room._waiters and read_ahead() < head // 2:  # noqa: ASYNC110 - no event tells of it
+                # Until the reader waits for capacity, or has read all.
+                while not at_work._room._waiters and read_ahead() < head // 2:  # noqa: ASYNC110 - there is no event for it
                     await asyncio.sleep(0.01)
-            # Each piece of content that is read holds a few messages, and one may come beyond the limit.
+            # Each piece of read content has a few messages, and one piece may exceed the limit.
             assert read_ahead() < 3 << 20
         finally:
             held.set()
@@ -245,8 +247,8 @@ async def test_large_messages_are_read_ahead_by_their_bytes(journals, client, su
     assert sums.sums() == {"a": (sum(range(40)), 40)}
 
 
-async def test_a_source_of_countless_producers_stops_its_shard_and_no_other(journals, consumer, sums, monkeypatch):
-    """Each producer is in every checkpoint. A process that takes too long to make one loses all of its shards."""
+async def test_a_source_with_too_many_producers_stops_only_its_shard(journals, consumer, sums, monkeypatch):
+    """Each producer is in every checkpoint. A process that is too slow to write checkpoints loses all of its shards."""
     monkeypatch.setattr(intake, "MAX_PRODUCERS", 50)
     process = await consumer.start(sums)
     await consumer.apply(process, spec(), shard_spec("shard-other", ["in/two"], max_seconds=600))

@@ -1,4 +1,4 @@
-"""The intake: committed messages in order, replays in pieces, and messages put back."""
+"""The intake: committed messages in order, replays in pieces, and returned messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 10
 
 
 def message(number: int, clock: int, flags: int, producer: bytes = PRODUCER) -> Envelope:
-    """The message that stands at the place `number` of the journal."""
+    """Return the message at position `number` of the journal."""
     return Envelope("a/journal", number * SIZE, (number + 1) * SIZE, producer, clock, flags, b"{}", JsonLines())
 
 
@@ -29,14 +29,14 @@ def ack(number: int, clock: int, producer: bytes = PRODUCER) -> Envelope:
 
 
 def pulled(intake: Intake) -> list[int]:
-    """The places of what can be pulled now."""
+    """Return the positions of the messages that can be pulled now."""
     places = []
     while (envelope := intake.pull()) is not None:
         places.append(envelope.begin // SIZE)
     return places
 
 
-def test_messages_come_out_once_they_are_committed():
+def test_messages_can_be_pulled_once_they_are_committed():
     intake = Intake({})
     intake.add([content(0, 1), content(1, 5, OTHER), content(2, 2)])
 
@@ -49,7 +49,7 @@ def test_messages_come_out_once_they_are_committed():
     assert intake.read_through("a/journal") == 5 * SIZE
 
 
-def test_messages_that_the_ring_lost_are_replayed_in_pieces():
+def test_messages_dropped_from_the_ring_are_replayed_in_pieces():
     intake = Intake({}, ring_size=1)
     intake.add([content(0, 1), content(1, 2), content(2, 3), ack(3, 3)])
 
@@ -65,7 +65,7 @@ def test_messages_that_the_ring_lost_are_replayed_in_pieces():
     assert pulled(intake) == [2, 3]
 
 
-def test_a_replay_ends_only_when_it_was_pulled():
+def test_a_replay_can_end_only_after_all_its_messages_were_pulled():
     intake = Intake({}, ring_size=1)
     intake.add([content(0, 1), content(1, 2), ack(2, 2)])
     assert pulled(intake) == []
@@ -77,12 +77,12 @@ def test_a_replay_ends_only_when_it_was_pulled():
 
 @pytest.mark.parametrize("ring_size", [1, 100])
 @pytest.mark.parametrize("consumed", range(3))
-def test_what_is_put_back_is_pulled_again_and_not_covered_by_the_checkpoint(ring_size, consumed):
-    """The message at place `consumed` is deferred: wherever it came from, later ones follow, here and after a crash."""
+def test_a_returned_message_is_pulled_again_and_not_in_the_checkpoint(ring_size, consumed):
+    """After the deferred message at position `consumed`, reading continues with it, here and after a restart."""
     history = [content(0, 1), content(1, 2), content(2, 3), ack(3, 3)]
 
     def drive(intake: Intake, until: int | None) -> list[int]:
-        """Consume, reading again what is asked for, up to a place that is put back."""
+        """Consume up to a position, with the requested replays, and return that message."""
         found: list[int] = []
         while True:
             envelope = intake.pull()
@@ -109,7 +109,7 @@ def test_what_is_put_back_is_pulled_again_and_not_covered_by_the_checkpoint(ring
     assert drive(restored, None) == list(range(consumed, 4))
 
 
-def test_messages_that_commit_nothing_are_noted():
+def test_messages_without_a_commit_count_as_passed_over():
     intake = Intake({"a/journal": Source(0, {})})
     intake.add([message(0, 5, Flags.OUTSIDE_TXN), message(1, 5, Flags.OUTSIDE_TXN), ack(2, 5), ack(3, 4)])
 

@@ -1,4 +1,4 @@
-"""Atomic applications: what one acknowledgement commits in a journal is consumed in one transaction, or not at all."""
+"""Atomic applications: all messages of a journal under one acknowledgement are consumed in one transaction."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.runtime.transaction import DeferToNextTransaction
 
 SHORT = 1e-6
-"""The seconds of a transaction: without `atomic`, each one ends after its first message or batch."""
+"""The seconds of a transaction. Without `atomic`, each one ends after its first message or batch."""
 
 
 class Crash(Exception):
-    """The application ends the shard."""
+    """An error of the application, which ends the shard."""
 
 
 @pytest.fixture(params=["messages", "batches"])
@@ -42,7 +42,7 @@ def spec(ring_buffer_size: int = 0):
 
 
 async def publish_sets(journals, chosen: random.Random) -> list[set[int]]:
-    """Let two producers publish sets to two journals, interleaved. Return the sets of each journal."""
+    """Publish interleaved sets of two producers to two journals. Return the sets of each journal."""
     producers, numbers, sets = [journals.producer() for _ in range(2)], iter(range(1, 10_000)), []
     open_sets: list[dict[str, set[int]]] = [{}, {}]
     for _ in range(60):
@@ -64,7 +64,7 @@ async def publish_sets(journals, chosen: random.Random) -> list[set[int]]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_no_transaction_has_a_part_of_a_set_wherever_the_shard_crashes(journals, client, sums, seed):
+async def test_no_transaction_has_a_part_of_a_set_after_any_crash(journals, client, sums, seed):
     chosen = random.Random(seed)
     sets = await publish_sets(journals, chosen)
     heads = {name: journals.head(name) for name in ("in/one", "in/two")}
@@ -97,7 +97,7 @@ async def test_no_transaction_has_a_part_of_a_set_wherever_the_shard_crashes(jou
     assert sums.sums() == {"a": (sum(everything), len(everything))}
 
 
-async def test_without_it_a_long_set_is_split(journals, client, sums):
+async def test_without_atomic_a_long_set_is_split(journals, client, sums):
     sums.atomic = False
     head = await journals.publish("in/one", *({"key": "a", "n": n} for n in range(1, 7)))
     async with running_shard(sums, spec(), client) as shard:
@@ -122,7 +122,7 @@ async def test_a_set_longer_than_the_limit_ends_the_shard_before_any_of_it(
     with pytest.raises(InvalidInput, match=problem):
         async with running_shard(sums, spec(ring_buffer_size), client) as shard:
             await shard.read_through({"in/one": journals.head("in/one")})
-    assert sums.sums().get("a", (1, 1)) == (1, 1), "nothing of the set"
+    assert sums.sums().get("a", (1, 1)) == (1, 1), "a part of the set was committed"
 
 
 async def test_only_the_first_message_of_a_set_can_be_deferred(journals, client, sums, in_batches):

@@ -1,4 +1,4 @@
-"""Shards whose stores live in recovery logs: played, followed by standbys, and taken over."""
+"""Shards with stores in recovery logs: playback, standbys, and takeovers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def spec(journals: Any) -> pc.ShardSpec:
 
 @pytest.fixture(autouse=True)
 def own_hints(spec: pc.ShardSpec, consumer: Any) -> None:
-    """Hints of this test alone: etcd outlives it."""
+    """Use separate hints for each test, as etcd outlives it."""
     spec.hint_prefix = f"{consumer.settings.etcd_prefix}-hints"
 
 
@@ -96,7 +96,7 @@ async def test_a_log_is_played_by_the_next_owner(journals, consumer, app, spec):
     assert hints.backup_hints[0].hints.live_nodes
 
 
-async def test_ids_that_are_paths_have_folders_of_their_own(journals, consumer, app, spec):
+async def test_ids_that_are_paths_have_separate_folders(journals, consumer, app, spec):
     for name in ("team-a/sums", f"team-a/sums/{'x' * 300}"):
         journals.fake.create(f"recovery/{name}", labels=label_set([(CONTENT_TYPE, RECOVERY_LOG)]))
     process = await consumer.start(app)
@@ -144,14 +144,14 @@ async def test_a_failed_transaction_leaves_nothing_in_the_log(journals, consumer
 
 
 async def refused(consumer, process) -> tuple[str, str]:
-    """The error of the failed shard, and the code in it."""
+    """Return the error of the failed shard, and the code in it."""
     await consumer.status(process, "FAILED")
     (text,) = (await consumer.shard(process)).status[0].errors
     assert text.startswith("ConsumerChanged")
     return text, text.rpartition("--accept-changes ")[2].partition(" ")[0]
 
 
-async def test_a_log_records_what_its_shard_writes_and_another_application_is_refused(journals, consumer, spec):
+async def test_a_log_records_the_outputs_of_its_shard_and_refuses_other_applications(journals, consumer, spec):
     app = SqliteSums()
     app.publishes = ["out/one"]
     process = await consumer.start(app)
@@ -209,7 +209,7 @@ async def test_a_copy_of_a_log_is_refused(journals, consumer, app, spec):
     assert await totals(journals) == [1]
 
 
-async def test_a_log_that_is_none_fails_the_shard(journals, consumer, app, spec):
+async def test_a_journal_that_is_not_a_recovery_log_fails_the_shard(journals, consumer, app, spec):
     spec.recovery_log_prefix = "in"
     journals.fake.create("in/shard-sums", labels=label_set([(CONTENT_TYPE, "text/plain")]))
     process = await consumer.start(app)
@@ -218,7 +218,7 @@ async def test_a_log_that_is_none_fails_the_shard(journals, consumer, app, spec)
     assert "text/plain" in (await consumer.shard(process)).status[0].errors[0]
 
 
-async def test_without_a_log_there_is_no_recorder(consumer, app):
+async def test_a_local_store_without_a_log_fails_the_shard(consumer, app):
     process = await consumer.start(app)
     await consumer.apply(process, shard_spec("shard-sums", ["in/one"]))
     await consumer.status(process, "FAILED")
@@ -237,12 +237,12 @@ async def test_hints_can_be_set(consumer, app, spec):
 
 @pytest.mark.parametrize("prefix", ["/gazette/cluster/items", "/gazette/cluster/assign/x", "/members"])
 async def test_hints_among_the_keys_of_a_cluster_are_refused(consumer, spec, prefix):
-    """Specs of journals, and who has them, are not to be overwritten or deleted by way of a shard's hints."""
+    """A shard's hints must not overwrite or delete specs or assignments of journals."""
     process = await consumer.start(JsonSums(), shard_limit=0)
     spec.hint_prefix = prefix
     with pytest.raises(grpc.aio.AioRpcError, match=f"upsert.hint_prefix: '{prefix}' leads into"):
         await consumer.apply(process, spec)
-    # One that an earlier version has stored does nothing there, and says why.
+    # A shard stored by an earlier version is refused there, too.
     key = process.keyspace.layout.item_key(spec.id)
     result = await process.consumer.coordinator.txn([], [Put(key, spec.SerializeToString())])
     await process.keyspace.wait_for_revision(result.header.revision)
@@ -260,7 +260,7 @@ async def test_a_stored_shard_whose_hints_are_among_the_keys_of_a_cluster_fails(
     assert [item.id for item in process.keyspace.state.items] == [spec.id]
 
 
-async def test_hints_among_the_consumer_s_own_keys_or_where_others_are_are_refused(journals, consumer, app, spec):
+async def test_hints_among_the_consumers_keys_or_at_existing_keys_are_refused(journals, consumer, app, spec):
     process = await consumer.start(app, shard_limit=0)
     place = spec.hint_prefix
     spec.hint_prefix = f"{consumer.settings.etcd_prefix}/hints"
@@ -278,7 +278,7 @@ async def test_hints_among_the_consumer_s_own_keys_or_where_others_are_are_refus
     await process.consumer.coordinator.txn([], [Delete(put.key)])
     await consumer.apply(process, spec)
 
-    # What is the shard's place already stays so, whatever is there: the shard says what is wrong with it.
+    # A shard keeps its present prefix with any content: the shard itself reports the problem.
     await process.consumer.coordinator.txn([], [put])
     spec.hint_backups = 3
     await consumer.apply(process, spec, revision=-1)

@@ -1,4 +1,4 @@
-"""Registered types as sources in columns of a shard."""
+"""Registered types of a shard's sources in columns."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_batches_have_the_fields_of_the_type_and_its_uuids() -> None:
     )
 
 
-def test_fields_may_be_chosen() -> None:
+def test_fields_can_be_chosen() -> None:
     assert columns_of(version(), fields=["price", "id"]).schema.names == ["price", "id"]
     assert columns_of(version("id INT, day DATE"), fields=["id"]).schema.names == ["id"]
 
@@ -67,14 +67,12 @@ def test_fields_may_be_chosen() -> None:
         (version("a ARRAY<MAP<STRING, INT>>"), (), r"a\[\] of shop\.Order@1 is MAP<STRING, INT>, which batches"),
     ],
 )
-def test_messages_that_do_not_come_in_batches_are_refused(
-    of: TypeVersion, fields: tuple[str, ...], problem: str
-) -> None:
+def test_types_without_support_for_batches_are_refused(of: TypeVersion, fields: tuple[str, ...], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         columns_of(of, fields=fields)
 
 
-def test_the_type_of_a_source_is_that_of_its_label() -> None:
+def test_the_label_of_a_source_names_its_type() -> None:
     catalog = Catalog("types/registry")
     catalog.feed(version().to_line())
     labels = label_set({CONTENT_TYPE: JSON_LINES, MESSAGE_TYPE: "shop.Order"})
@@ -85,7 +83,7 @@ ORDERS = Table("orders", MetaData(), Column("id", BigInteger, primary_key=True),
 
 
 class Orders(Application[SqlShardStore]):
-    """Copies orders, from journals of JSON in batches, and from those of CSV one by one."""
+    """Copies orders: from JSON journals in batches, and from CSV journals one by one."""
 
     def __init__(self, types: Catalog, url: str) -> None:
         self.types = types

@@ -1,4 +1,4 @@
-"""A shard at work over a broker and a store: what it consumes counts once, whatever happens to it."""
+"""A running shard with a broker and a store: consumed messages count once, through any failure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ SUMS = Table(
 )
 COLUMNS = pa.schema([("key", pa.string()), ("n", pa.int64())])
 SPEC = shard_spec("shard-sums", ["in/one"], max_seconds=600)
-"""Its transactions end when there is nothing more to read, whatever time passes meanwhile."""
+"""The transactions of this shard end when there is nothing more to read, at any speed of the machine."""
 
 
 @pytest.fixture(params=["sqlite", "sqlite-batches", pytest.param("postgresql", marks=pytest.mark.integration)])
@@ -80,13 +80,13 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def in_batches(kind: str) -> Container[str]:
-    """Both ways of consuming have the same rules. The crash matrix holds other databases to batches."""
+    """Messages and batches have the same rules. The crash matrix tests batches with other databases."""
     return ("in/one", "in/two") if kind.endswith("-batches") else ()
 
 
 @pytest.fixture
 def store_url(kind: str, new_store: Callable[[str], str]) -> str:
-    """On MariaDB the runtime is held to more by the crash matrix."""
+    """The crash matrix tests the runtime on MariaDB more thoroughly."""
     return new_store(kind.removesuffix("-batches"))
 
 
@@ -117,7 +117,7 @@ async def test_a_transaction_is_one_trace_with_its_phases_and_appends(journals, 
         assert transaction.attributes["messaging.consumer.group.name"] == "shard-sums"
         inside = spans.within(transaction)
         appends = [span for span in inside if span.name == "append out/one"]
-        assert len(appends) >= 2, "of its messages, whose slices may be several, and of its acknowledgement"
+        assert len(appends) >= 2, "one for its acknowledgement, and at least one for its messages"
         phases = sorted((span for span in inside if span not in appends), key=lambda span: span.end_time)
         names = [span.name for span in phases]
         assert names == [f"{phase} shard-sums" for phase in ("consuming", "stalled", "committing", "acknowledging")]
@@ -161,7 +161,7 @@ async def test_a_shard_continues_from_its_checkpoint(journals, client, sums):
     assert sums.database.read("shard-sums").fence == 3
 
 
-async def test_what_commits_nothing_counts_as_read_though_it_came_before_the_restored_acknowledgements(
+async def test_rolled_back_messages_count_as_read_even_before_restored_acknowledgements(
     journals, client, sums, monkeypatch
 ):
     head = await journals.publish("in/one", {"key": "a", "n": 1})
@@ -178,7 +178,7 @@ async def test_what_commits_nothing_counts_as_read_though_it_came_before_the_res
     def noted_first(primary):
         note(primary)
         if primary._input.passed_over:
-            noted.set()  # Not yet, as the acknowledgements are not written.
+            noted.set()  # Not counted yet, as the acknowledgements are not written.
 
     async def append_later(*arguments, **options):
         await noted.wait()
@@ -193,7 +193,7 @@ async def test_what_commits_nothing_counts_as_read_though_it_came_before_the_res
 
 
 @pytest.mark.parametrize("blank", [b"\n", b" \t\r\n\n", b"\xef\xbb\xbf\n"])
-async def test_a_shard_has_read_a_source_that_ends_in_no_message(journals, client, sums, blank):
+async def test_a_source_that_ends_in_blank_lines_is_read_to_its_end(journals, client, sums, blank):
     await journals.publish("in/one", {"key": "a", "n": 1})
     await journals.fake.write("in/one", blank)
     async with running_shard(sums, SPEC, client) as shard, asyncio.timeout(60):
@@ -249,8 +249,8 @@ async def test_pending_and_rolled_back_messages_are_not_consumed(journals, clien
     assert sums.sums() == {"a": (1001, 2)}
 
 
-async def test_the_acknowledged_messages_of_a_journal_make_one_transaction(journals, client, sums):
-    """The transaction stays open for the acknowledgement of what it has begun to read."""
+async def test_a_transaction_waits_for_acknowledgements_of_messages_it_has_read(journals, client, sums):
+    """"""
     first, second = journals.producer(), journals.producer()
     async with running_shard(sums, shard_spec("shard-sums", ["in/one"], max_seconds=600), client) as shard:
         second.add("in/one", {"key": "a", "n": 2})
@@ -292,10 +292,10 @@ async def test_a_deferred_message_begins_the_next_transaction(journals, client, 
 
 
 @pytest.mark.parametrize("kind", ["sqlite-batches"])
-async def test_a_deferred_batch_begins_the_next_transaction_and_its_dead_letters_are_kept_once(
+async def test_a_deferred_batch_begins_the_next_transaction_with_its_dead_letters_once(
     journals, client, sums, monkeypatch
 ):
-    """Also in the middle of what one acknowledgement commits, if that makes several batches."""
+    """The batch may be inside an acknowledged set, if the set has several batches."""
     monkeypatch.setattr(column_intake, "MAX_ROWS", 2)
     letters = dead_letter_table("letters")
     sums.columns = Columns(COLUMNS, misfits=DeadLetters(table=letters))
@@ -324,8 +324,8 @@ async def test_a_deferred_batch_begins_the_next_transaction_and_its_dead_letters
 
 
 @pytest.mark.parametrize("kind", ["sqlite-batches"])
-async def test_sources_in_columns_and_others_are_consumed_together_and_may_change_over(journals, client, sums):
-    """A checkpoint of either way serves the other, also with messages pending."""
+async def test_sources_in_batches_and_single_messages_can_be_mixed_and_switched(journals, client, sums):
+    """Their checkpoints are interchangeable, also with pending messages."""
     pending = journals.producer()
     pending.add("in/one", {"key": "p", "n": 100})
     await journals.flush(pending)
@@ -345,12 +345,12 @@ async def test_sources_in_columns_and_others_are_consumed_together_and_may_chang
     assert sums.sums()["p"] == (100, 1)
 
 
-async def test_a_source_that_a_spec_loses_is_confirmed_before_it_is_left_unread(journals, client, sums):
+async def test_removing_a_source_from_a_spec_needs_confirmation(journals, client, sums):
     both = shard_spec("shard-sums", ["in/one", "in/two"])
     heads = {journal: await journals.publish(journal, {"key": "a", "n": 1}) for journal in ("in/one", "in/two")}
     async with running_shard(sums, SPEC, client) as shard:
         await shard.read_through({"in/one": heads["in/one"]})
-    async with running_shard(sums, both, client) as shard:  # One more journal is no change.
+    async with running_shard(sums, both, client) as shard:  # An additional journal needs no confirmation.
         await shard.read_through(heads)
     fewer = await journals.publish("in/one", {"key": "a", "n": 2})
     async with running_shard(sums, SPEC, client) as shard:
@@ -360,7 +360,7 @@ async def test_a_source_that_a_spec_loses_is_confirmed_before_it_is_left_unread(
     async with running_shard(sums, SPEC, client, accept_changes=code) as shard:
         await shard.read_through({"in/one": fewer})
     more = await journals.publish("in/one", {"key": "a", "n": 3})
-    async with running_shard(sums, SPEC, client) as shard:  # The change is recorded now.
+    async with running_shard(sums, SPEC, client) as shard:  # The change is recorded.
         await shard.read_through({"in/one": more})
     assert sums.sums() == {"a": (7, 4)}
 
@@ -396,12 +396,12 @@ async def test_declared_journals_are_recorded_and_another_declaration_is_refused
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "sqlite-batches"])
-async def test_a_message_for_a_journal_that_is_not_declared_fails_the_shard_before_it_commits(journals, client, sums):
+async def test_a_message_for_an_undeclared_journal_fails_the_shard_before_the_commit(journals, client, sums):
     sums.publishes = "name:prefix=out/, content-type"
     head = await journals.publish("in/one", {"key": "a", "n": 1})
     async with running_shard(sums, SPEC, client) as shard:
         await shard.read_through({"in/one": head})
-        journals.create("out/later")  # A journal that the selector matches now is no change.
+        journals.create("out/later")  # A new journal that matches the selector is declared.
         sums.output = "out/later"
         head = await journals.publish("in/one", {"key": "a", "n": 2})
         await shard.read_through({"in/one": head})
@@ -489,7 +489,7 @@ async def test_an_error_of_the_application_ends_the_shard_and_rolls_back(journal
     assert [each["n"] for each in journals.committed("out/one")] == [1, 2]
 
 
-async def test_a_message_that_is_none_ends_the_shard(journals, client, sums):
+async def test_content_that_is_not_a_message_ends_the_shard(journals, client, sums):
     await journals.fake.write("in/one", b"not json\n")
     async with running_shard(sums, SPEC, client) as shard:
         with pytest.raises(CorruptMessage, match="offset 0"):
@@ -498,8 +498,8 @@ async def test_a_message_that_is_none_ends_the_shard(journals, client, sums):
 
 @pytest.mark.parametrize("kind", ["sqlite", "sqlite-batches"])
 @pytest.mark.parametrize("piece", [b'{"key":"a","n":1', b'{"_meta":{"uuid":"00000009-0000-1000-8000-010203040506"},"n'])
-async def test_a_torn_line_costs_no_other_message_and_no_acknowledgement(journals, client, sums, kind, piece):
-    """A shard takes messages one by one with a tolerant framing, and batches with a policy for misfits."""
+async def test_a_torn_line_loses_no_other_message_or_acknowledgement(journals, client, sums, kind, piece):
+    """Single messages use a tolerant framing, and batches a policy for misfits."""
     letters, passed = dead_letter_table("letters"), []
 
     class Tolerant(type(sums)):
@@ -533,7 +533,7 @@ async def test_a_torn_line_costs_no_other_message_and_no_acknowledgement(journal
     assert kept == [(head, piece), (before_ack, piece)]
 
 
-async def test_a_torn_line_ends_a_shard_that_has_no_policy_and_says_what_to_do(journals, client, sums):
+async def test_without_a_policy_a_torn_line_ends_the_shard_with_the_next_offset(journals, client, sums):
     head = await journals.publish("in/one", {"key": "a", "n": 1})
     await journals.fake.write("in/one", b'{"key":"a')
     await journals.publish("in/one", {"key": "a", "n": 2})
@@ -542,20 +542,20 @@ async def test_a_torn_line_ends_a_shard_that_has_no_policy_and_says_what_to_do(j
             await shard.task
 
 
-async def test_a_source_that_does_not_exist_ends_the_shard(client, sums):
+async def test_a_missing_source_ends_the_shard(client, sums):
     async with running_shard(sums, shard_spec("shard-sums", ["in/none"]), client) as shard:
         with pytest.raises(JournalNotFound, match="in/none"):
             await shard.task
 
 
-async def test_a_zombie_cannot_commit_once_another_has_taken_over(journals, client, sums):
-    """The race of the store fence: Old consumes, New restores, Old wants to commit."""
-    blocked, go_on = asyncio.Event(), asyncio.Event()
+async def test_a_zombie_cannot_commit_after_a_takeover(journals, client, sums):
+    """The race for the store fence: the old process consumes, the new one restores, and the old one tries to commit."""
+    blocked, resume = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def block(message: dict) -> None:
         loop.call_soon_threadsafe(blocked.set)
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        asyncio.run_coroutine_threadsafe(resume.wait(), loop).result()
 
     class Old(type(sums)):
         def consume_message(self, shard, store, message: Envelope, publisher) -> None:
@@ -569,7 +569,7 @@ async def test_a_zombie_cannot_commit_once_another_has_taken_over(journals, clie
         await blocked.wait()
         async with running_shard(sums, SPEC, client) as shard:
             await shard.read_through({"in/one": head})
-            go_on.set()
+            resume.set()
             with pytest.raises(Fenced):
                 await zombie.task
             head = await journals.publish("in/one", {"key": "a", "n": 2})
@@ -593,7 +593,7 @@ async def test_finishing_completes_consumed_messages(journals, client, sums):
 
 
 async def test_duplicates_count_as_read_through(journals, client, sums):
-    """Nothing is committed for them, and who waits for their offsets is not kept waiting."""
+    """Nothing is committed for duplicates, but waiting for their offsets ends."""
     await journals.publish("in/one", {"key": "a", "n": 1})
     content = journals.fake.journals["in/one"].content
     async with running_shard(sums, SPEC, client) as shard:
@@ -625,10 +625,8 @@ async def test_an_application_may_be_async(journals, client, sums):
     assert [each["n"] for each in journals.committed("out/one")] == [0, -1, 1, -1, 2, -1]
 
 
-async def test_recovered_acknowledgements_are_written_again_and_those_of_deleted_journals_dropped(
-    journals, client, sums
-):
-    """A crash between commit and acknowledgement: what was committed is delivered, what came later is rolled back."""
+async def test_recovered_acknowledgements_are_written_unless_the_journal_is_deleted(journals, client, sums):
+    """After a crash between commit and acknowledgement, committed messages are delivered and later ones rolled back."""
     crashed = journals.producer()
     crashed.add("out/one", {"n": 1})
     await journals.flush(crashed)
@@ -649,7 +647,7 @@ async def test_recovered_acknowledgements_are_written_again_and_those_of_deleted
 
 
 class InMemory(Store):
-    """A store that never makes anybody wait."""
+    """A store without waits."""
 
     async def restore_checkpoint(self, shard: str) -> Checkpoint:
         return Checkpoint()
@@ -658,11 +656,11 @@ class InMemory(Store):
         return asyncio.gather(*wait_for)
 
     async def destroy(self) -> None:
-        """It holds nothing."""
+        """Nothing to release."""
 
 
-async def test_an_async_application_that_never_pauses_publishes_behind_the_acknowledgement(journals, client):
-    """Messages at hand are consumed as soon as a transaction begins to commit, before anything else gets to run."""
+async def test_an_async_application_that_never_yields_publishes_after_the_acknowledgement(journals, client):
+    """Available messages are consumed as soon as a transaction begins to commit, before any other task runs."""
 
     class Eager(Application[InMemory]):
         consumed = 0
@@ -685,8 +683,8 @@ async def test_an_async_application_that_never_pauses_publishes_behind_the_ackno
     assert [each["n"] for each in journals.committed("out/one")] == [0, 1, 2, 3, 4]
 
 
-async def test_nothing_commits_whose_messages_could_not_be_published(journals, client, sums):
-    """Also when that was known before the commit began, and nothing of it was pending any more."""
+async def test_a_transaction_with_unpublished_messages_does_not_commit(journals, client, sums):
+    """The failed append may have ended before the commit begins."""
     sums.output = "deleted/journal"
     spec = shard_spec("shard-sums", ["in/one"], min_seconds=0.3, max_seconds=5)
     await journals.publish("in/one", {"key": "a", "n": 1})
@@ -698,7 +696,7 @@ async def test_nothing_commits_whose_messages_could_not_be_published(journals, c
 
 
 class Kept(InMemory):
-    """A store that keeps its checkpoint from one run to the next, and tells when it has committed."""
+    """A store that keeps its checkpoint between runs, and calls back after each commit."""
 
     def __init__(self, committed: Callable[[], None] = lambda: None) -> None:
         self.checkpoint = Checkpoint()
@@ -732,7 +730,7 @@ class Copies(Application[Kept]):
 
 
 class SlowClient(JournalClient):
-    """Takes a while to append to a journal."""
+    """Delays appends to the journal `slow`."""
 
     slow = ""
 
@@ -748,8 +746,8 @@ async def slow_client(journals) -> AsyncIterator[SlowClient]:
         yield connected
 
 
-async def test_a_journal_made_read_only_costs_no_other_its_acknowledgements(journals, slow_client):
-    """Between the commit and the acknowledgements, and still after a restart."""
+async def test_a_read_only_journal_does_not_prevent_other_acknowledgements(journals, slow_client):
+    """The journal becomes read-only between the commit and the acknowledgements, and stays so after a restart."""
     journals.create("out/two", "out/three")
 
     def protect() -> None:
@@ -764,7 +762,7 @@ async def test_a_journal_made_read_only_costs_no_other_its_acknowledgements(jour
             await shard.task
     assert [journals.committed(output) for output in app.outputs] == [[], [{"n": 1}], [{"n": 1}]]
 
-    # The acknowledgements of the first run are taken away again, as if it had died before them.
+    # Remove the acknowledgements of the first run, as if it had died before them.
     for output in ("out/two", "out/three"):
         spool = journals.fake.journals[output].spool
         del spool[bytes(spool).index(b"\n") + 1 :]
@@ -781,7 +779,7 @@ async def test_a_journal_made_read_only_costs_no_other_its_acknowledgements(jour
 
 
 async def test_a_failing_shard_acknowledges_its_last_commit(journals, slow_client):
-    """Its source is gone for good, so that no later run would get further."""
+    """The source is deleted, so no later run would write the acknowledgement."""
     crashed = journals.producer()
     crashed.add("out/one", {"n": 1})
     await journals.flush(crashed)
@@ -794,8 +792,8 @@ async def test_a_failing_shard_acknowledges_its_last_commit(journals, slow_clien
     assert journals.committed("out/one") == [{"n": 1}]
 
 
-async def test_a_producer_ahead_loses_no_message_of_others(journals, client, sums):
-    """A transaction over a checkpoint, and an append that is repeated; the shard starts anew in between."""
+async def test_a_producer_with_a_fast_clock_loses_no_message_of_others(journals, client, sums):
+    """A transaction spans a checkpoint, and an append is repeated after a restart of the shard."""
     day = 25 * 3600 * 10**9
     ahead = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(lambda: time.time_ns() + day), JsonLines())
     right, repeating = journals.producer(), journals.producer()
@@ -820,8 +818,8 @@ async def test_a_producer_ahead_loses_no_message_of_others(journals, client, sum
     assert sums.sums() == {"a": (3, 2), "b": (10, 1), "c": (5, 1)}
 
 
-async def test_producers_are_looked_after(journals, client):
-    """Clocks far off and open transactions are counted; those that are gone from a journal are found out."""
+async def test_producers_are_monitored_and_pruned(journals, client):
+    """Skewed clocks and open transactions are counted; producers without content in the journal are pruned."""
     journal = journals.fake.journals["in/one"]
     await journals.publish("in/one", {"key": "a", "n": 1})
     journal.roll()
@@ -846,7 +844,7 @@ async def test_producers_are_looked_after(journals, client):
     assert value("coranto_shard_skewed_producers_total", direction="ahead") == 1
     assert value("coranto_shard_skewed_producers_total", direction="behind") == 1
     assert value("coranto_shard_open_transactions") == 1
-    assert watch.pruning().first_offsets == {}, "nothing is old enough to ask for"
+    assert watch.pruning().first_offsets == {}, "no producer is old enough to query"
 
     read_through = begin + DEFAULT_PRUNE_DISTANCE
     watch.committing({"in/one": Source(read_through, {four: gone})})
@@ -867,7 +865,7 @@ class FrozenClock(SystemClock):
         return self._now
 
 
-async def test_a_journal_whose_brokers_are_away_does_not_hide_that_another_is_read_only(journals, client, monkeypatch):
+async def test_an_unavailable_journal_does_not_hide_that_another_is_read_only(journals, client, monkeypatch):
     monkeypatch.setattr("coranto_consumers.runtime.primary.ACKNOWLEDGE_SECONDS", 0.2)
     journals.create("out/two", "out/three")
     crashed = journals.producer()
@@ -893,8 +891,8 @@ async def test_a_journal_whose_brokers_are_away_does_not_hide_that_another_is_re
     assert {each["journal"] for each in logs if each["event"] == "acknowledgement.failed"} == {"out/one", "out/two"}
 
 
-async def test_an_acknowledgement_that_arrives_late_once_more_costs_no_output(journals, client, sums, monkeypatch):
-    """A broker that hangs applies the first attempt of an acknowledgement long after the client has repeated it."""
+async def test_a_late_duplicate_of_an_acknowledgement_loses_no_output(journals, client, sums, monkeypatch):
+    """A hanging broker applies the first attempt of an acknowledgement long after the client has repeated it."""
     append, late = client.append, []
 
     async def append_with_doubt(journal: str, content: Any, **options: Any) -> AppendResult:
@@ -914,8 +912,8 @@ async def test_an_acknowledgement_that_arrives_late_once_more_costs_no_output(jo
     assert [each["n"] for each in journals.committed("out/one")] == list(range(6))
 
 
-async def test_a_shard_says_each_minute_that_brokers_take_no_append_and_continues(journals, sums):
-    """It has no limit: the acknowledgement of what was committed must come."""
+async def test_a_shard_logs_each_minute_that_brokers_refuse_appends_and_continues(journals, sums):
+    """There is no limit: the committed messages must be acknowledged."""
     journals.fake.at(CallPoint.APPEND_BEGUN, None, *[grpc.StatusCode.UNAVAILABLE] * 100)
     head = await journals.publish("in/one", {"key": "a", "n": 1})
     metrics, progress = ConsumerMetrics(), Progress()
@@ -935,8 +933,8 @@ async def test_a_shard_says_each_minute_that_brokers_take_no_append_and_continue
                 await progress.wait_for({"in/one": head})
             primary.stop()
             await running
-    told = [each for each in logs if each["event"] == "shard.waiting_for_brokers"]
-    assert len(told) == 2, "100 attempts take more than two minutes"
-    assert {each["journal"] for each in told} == {"out/one"}
+    outages = [each for each in logs if each["event"] == "shard.waiting_for_brokers"]
+    assert len(outages) == 2, "100 attempts take more than two minutes"
+    assert {each["journal"] for each in outages} == {"out/one"}
     assert [each["n"] for each in journals.committed("out/one")] == [1]
     assert metrics.registry.get_sample_value("coranto_shard_outage_seconds", labels) == 0

@@ -1,4 +1,4 @@
-"""Consumer processes over etcd: shards are assigned, served, handed over, and told of."""
+"""Consumer processes with etcd: assignment, service, handover and status of shards."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ KEY = "c2VjcmV0IGtleSBvZiB0aGUgdGVzdHMsIGxvbmcgZW5vdWdo"
 
 @pytest.fixture
 def store_url(tmp_path: Any) -> str:
-    """One kind of store will do here."""
+    """These tests need only one kind of store."""
     return f"sqlite:///{tmp_path}/store.db"
 
 
 def spec(**fields: Any) -> pc.ShardSpec:
-    """Its transactions end when there is nothing more to read, whatever time passes meanwhile."""
+    """A spec with transactions that end when there is nothing more to read, at any speed of the machine."""
     return shard_spec("shard-sums", ["in/one"], max_seconds=600, **fields)
 
 
@@ -115,7 +115,7 @@ async def test_hot_standbys_are_ready_and_take_over(journals, consumer, sums):
     assert [each["n"] for each in journals.committed("out/one")] == [1, 2]
 
 
-async def test_an_exiting_process_hands_its_shards_over(journals, consumer, sums):
+async def test_an_exiting_process_releases_its_shards_to_another(journals, consumer, sums):
     first = await consumer.start(sums)
     await consumer.apply(first, spec())
     await consumer.status(first, "PRIMARY")
@@ -134,7 +134,7 @@ async def test_an_exiting_process_hands_its_shards_over(journals, consumer, sums
     assert sums.sums() == {"a": (3, 2)}
 
 
-async def test_a_shard_continues_once_brokers_are_back_that_know_a_journal_s_end(journals, consumer, sums):
+async def test_a_shard_continues_once_brokers_with_the_journals_end_are_back(journals, consumer, sums):
     process = await consumer.start(sums)
     await consumer.apply(process, spec())
     await consumer.status(process, "PRIMARY")
@@ -142,7 +142,7 @@ async def test_a_shard_continues_once_brokers_are_back_that_know_a_journal_s_end
     out.index_end = 1000
     head = await journals.publish("in/one", {"key": "a", "n": 1})
     async with asyncio.timeout(120):
-        while restarts(process) < 7:  # noqa: ASYNC110 - no event tells of a metric
+        while restarts(process) < 7:  # noqa: ASYNC110 - there is no event for a metric
             await asyncio.sleep(0.01)
     assert (await consumer.shard(process)).status[0].code == pc.ReplicaStatus.PRIMARY
     out.index_end = 0
@@ -155,7 +155,7 @@ def restarts(process: ConsumerProcess) -> float:
     return process.metrics.registry.get_sample_value("coranto_shard_restarts_total", {"shard": "shard-sums"}) or 0.0
 
 
-async def test_a_failed_shard_says_why_until_it_is_unassigned(journals, consumer, sums):
+async def test_a_failed_shard_reports_its_error_until_it_is_unassigned(journals, consumer, sums):
     def fail(message: dict) -> None:
         raise ZeroDivisionError("boom")
 
@@ -182,7 +182,7 @@ async def test_a_failed_shard_says_why_until_it_is_unassigned(journals, consumer
     await consumer.status(process, "PRIMARY")
 
 
-async def test_a_transient_error_has_the_shard_start_anew(journals, consumer, sums):
+async def test_a_transient_error_restarts_the_shard(journals, consumer, sums):
     failures = [SqlStoreError("the database went away"), SqlStoreError("and once more")]
 
     def fail(message: dict) -> None:
@@ -199,8 +199,8 @@ async def test_a_transient_error_has_the_shard_start_anew(journals, consumer, su
     assert sums.database.read(f"{consumer.settings.etcd_prefix}/items/shard-sums").fence == 3
 
 
-async def test_a_shard_is_not_lost_to_a_process_that_raised_the_fence_too_late(journals, consumer, sums):
-    """It had the shard, hung before it restored the checkpoint, and went on when another had it."""
+async def test_a_late_fence_of_a_former_owner_does_not_take_the_shard(journals, consumer, sums):
+    """The former owner hung before it restored the checkpoint, and continued after another process had the shard."""
     process = await consumer.start(sums)
     await consumer.apply(process, spec())
     head = await journals.publish("in/one", {"key": "a", "n": 1})
@@ -213,11 +213,11 @@ async def test_a_shard_is_not_lost_to_a_process_that_raised_the_fence_too_late(j
     assert sums.sums() == {"a": (3, 2)}
     assert [each["n"] for each in journals.committed("out/one")] == [1, 2]
     with pytest.raises(Fenced), sums.database.transaction(fqn, late):
-        pytest.fail("the late one must be fenced off in turn")
+        pytest.fail("the former owner was not fenced off")
 
 
-async def test_an_assigned_shard_follows_any_number_of_resets(journals, consumer, sums, store_url, monkeypatch):
-    """Each of them fences it off, though it has nothing to do, and it starts again where it was moved to."""
+async def test_an_assigned_shard_restarts_after_any_number_of_resets(journals, consumer, sums, store_url, monkeypatch):
+    """Each reset fences off the idle shard, which restarts at its new position."""
     monkeypatch.setattr("coranto_consumers.runtime.primary.FENCE_SECONDS", 0.01)
     process = await consumer.start(sums)
     await consumer.apply(process, spec())
@@ -230,14 +230,14 @@ async def test_an_assigned_shard_follows_any_number_of_resets(journals, consumer
         move = Move("in/one", known, Source(0, journal_id=known.journal_id))
         await asyncio.to_thread(change_checkpoint, store_url, fqn, moved([move]))
         async with asyncio.timeout(120):
-            # In a thread: the shard's transaction, which has the lock of the database, needs this loop.
+            # In a thread: the shard's transaction holds the database lock and needs this loop.
             while await asyncio.to_thread(sums.sums) != {"a": (number + 1, number + 1)}:
                 assert not replica.stopped.is_set()
         assert (await consumer.stat(process, one=head)).status == pc.OK
     await consumer.status(process, "PRIMARY")
 
 
-async def test_progress_goes_back_with_a_reset_only(journals):
+async def test_progress_moves_back_only_with_a_reset(journals):
     progress = Progress()
     progress.advance({"in/one": 10}, {})
     progress.advance({"in/one": 5}, {})
@@ -251,8 +251,8 @@ async def test_progress_goes_back_with_a_reset_only(journals):
     assert progress.read_through == {"in/one": 3}
 
 
-async def test_a_process_that_lost_a_shard_leaves_it_when_fenced_off(journals, consumer, sums):
-    """Here it is told so by etcd alone: its own view is that of a process that hung."""
+async def test_a_process_without_the_assignment_stops_a_fenced_shard(journals, consumer, sums):
+    """Only etcd has the new assignment: the process hung, and has an old view."""
     process = await consumer.start(sums)
     await consumer.apply(process, spec())
     head = await journals.publish("in/one", {"key": "a", "n": 1})
@@ -268,7 +268,7 @@ async def test_a_process_that_lost_a_shard_leaves_it_when_fenced_off(journals, c
     assert sums.sums() == {"a": (1, 1)}
 
 
-async def test_changed_sources_are_taken_up(journals, consumer, sums):
+async def test_changed_sources_are_consumed(journals, consumer, sums):
     process = await consumer.start(sums)
     revision = (await consumer.apply(process, spec())).header.etcd.revision
     head = await journals.publish("in/one", {"key": "a", "n": 1})
@@ -295,7 +295,7 @@ async def test_disabled_and_deleted_shards_are_not_processed(consumer, sums):
     assert response.status == pc.SHARD_NOT_FOUND
 
 
-async def test_what_cannot_be_applied_is_refused(consumer, sums):
+async def test_invalid_changes_are_refused(consumer, sums):
     process = await consumer.start(sums)
     assert (await consumer.apply(process, spec(), revision=17)).status == pc.ETCD_TRANSACTION_FAILED
     bad = spec()
@@ -355,7 +355,7 @@ selector = "team=blue"
         oidc.token_claims = {"groups": ["blue"]}
         auth = OidcClient(oidc.issuer, CLIENT, Secret(SECRET))
         async with ShardClient(ClientConfig(process.endpoint, auth=auth)) as client:
-            while True:  # Until the process has fetched the provider's keys.
+            while True:  # Retry until the process has fetched the provider's keys.
                 try:
                     await client.apply([pc.ApplyRequest.Change(upsert=spec(labels=label_set({"team": "blue"})))])
                     break
@@ -371,11 +371,11 @@ selector = "team=blue"
 
 
 async def test_a_missing_permission_is_reported_for_any_request(consumer, sums):
-    """A malformed request is answered as a well-formed one, and as one about a shard that there is not."""
+    """Malformed requests and requests for missing shards get the same answer as valid ones."""
     process = await consumer.start(sums, auth_keys=KEY)
     stub = consumer.stub(process)
     tokens = CallTokens(Keys.parse(KEY), SystemClock())
-    everything, outside = (
+    everything, other_team = (
         tokens.over(Capability.ALL, scope) for scope in (label_selector(), label_selector(include={"team": "red"}))
     )
     excluding = tokens.over(Capability.ALL, label_selector(exclude={"team": "blue"}))
@@ -398,7 +398,7 @@ async def test_a_missing_permission_is_reported_for_any_request(consumer, sums):
         pc.ApplyRequest.Change(delete="x", expect_mod_revision=-1),
         pc.ApplyRequest.Change(),
     ):
-        assert await apply(outside, change) is grpc.StatusCode.PERMISSION_DENIED
+        assert await apply(other_team, change) is grpc.StatusCode.PERMISSION_DENIED
     assert (
         await apply(excluding, pc.ApplyRequest.Change(delete="shard-sums", expect_mod_revision=-1))
         is grpc.StatusCode.PERMISSION_DENIED
@@ -406,8 +406,8 @@ async def test_a_missing_permission_is_reported_for_any_request(consumer, sums):
     assert await apply(everything, pc.ApplyRequest.Change(upsert=bad)) is grpc.StatusCode.INVALID_ARGUMENT
     for shard in ("shard-sums", "no-such-shard", "x", "a" * 3000):
         request = pc.StatRequest(shard=shard, read_through={"in/one": -5})
-        assert (await stub.Stat(request, metadata=outside)).status == pc.SHARD_NOT_FOUND
-        assert (await stub.GetHints(pc.GetHintsRequest(shard=shard), metadata=outside)).status == pc.SHARD_NOT_FOUND
+        assert (await stub.Stat(request, metadata=other_team)).status == pc.SHARD_NOT_FOUND
+        assert (await stub.GetHints(pc.GetHintsRequest(shard=shard), metadata=other_team)).status == pc.SHARD_NOT_FOUND
 
 
 async def test_peers_proxy_with_tokens_and_tls(journals, consumer, sums, tmp_path):
@@ -433,7 +433,7 @@ async def test_peers_proxy_with_tokens_and_tls(journals, consumer, sums, tmp_pat
         await peers.close()
 
 
-async def test_a_process_does_not_serve_strangers_by_accident(consumer, sums):
+async def test_a_process_refuses_to_serve_other_hosts_without_protection(consumer, sums):
     with pytest.raises(InvalidInput, match="could change shards"):
         await consumer.start(sums, host="0.0.0.0")
     with pytest.raises(InvalidInput, match="in the clear"):
@@ -442,7 +442,7 @@ async def test_a_process_does_not_serve_strangers_by_accident(consumer, sums):
         await consumer.start(sums, tls_cert="cert.pem")
 
 
-async def test_metrics_tell_of_shards(journals, consumer, sums):
+async def test_metrics_describe_shards(journals, consumer, sums):
     process = await consumer.start(sums, metrics_port=0)
     await consumer.apply(process, spec())
     head = await journals.publish("in/one", {"key": "a", "n": 1}, {"key": "a", "n": 2})
@@ -480,8 +480,8 @@ async def test_two_shards_share_a_store(journals, consumer, sums):
     assert sums.sums() == {"a": (20, 20), "b": (40, 20)}
 
 
-async def test_stores_know_shards_as_gazettes_do_so_that_consumers_may_share_a_database(journals, consumer, sums):
-    """A shard that a Go consumer left is taken up, and one of the same id of another consumer is left alone."""
+async def test_stores_identify_shards_as_gazette_does(journals, consumer, sums):
+    """A shard of a Go consumer is resumed. A shard of another consumer with the same id in the database is kept."""
     fqn = f"{consumer.settings.etcd_prefix}/items/shard-sums"
     first = await journals.publish("in/one", {"key": "a", "n": 1})
     sums.database.create_tables()

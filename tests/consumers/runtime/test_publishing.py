@@ -1,4 +1,4 @@
-"""Acknowledgements of what a shard publishes."""
+"""Acknowledgements of a shard's published messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from coranto.messages import Flags, JsonLines, ProducerClock, iter_messages, new
 from coranto_consumers.runtime.publishing import ShardPublisher
 
 
-def test_what_is_published_is_acknowledged_once_per_journal_and_transaction():
+def test_messages_are_acknowledged_once_per_journal_and_transaction():
     publisher = ShardPublisher(new_producer_id(lambda n: bytes(n)), ProducerClock(lambda: 1_700_000_000_000_000_000))
     publisher.publish("a/journal", {"n": 1})
     publisher.publish("b/journal", {"n": 2})
@@ -27,7 +27,7 @@ def test_what_is_published_is_acknowledged_once_per_journal_and_transaction():
     assert (publisher.take(), publisher.ack_intents(), publisher.staged_bytes) == ([], {}, 0)
 
 
-def test_messages_of_the_runtime_are_not_chosen_by_the_application():
+def test_journals_of_the_runtime_are_not_chosen_by_the_application():
     publisher = ShardPublisher(new_producer_id(lambda n: bytes(n)), ProducerClock(lambda: 1_700_000_000_000_000_000))
     publisher.keep("dead/letters", {"line": "x"})
     assert publisher.chosen == set()

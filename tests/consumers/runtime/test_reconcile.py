@@ -1,4 +1,4 @@
-"""Specs of shards for the reconciler: shards whose logs or hints others take over go first."""
+"""Specs of shards for the reconciler: shards that release logs or hints to others are deleted first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def shard(id: str, logs: str = "") -> pc.ShardSpec:
     return pc.ShardSpec(id=id, recovery_log_prefix=logs, hint_prefix="/hints" if logs else "")
 
 
-def test_a_shard_stands_in_the_way_of_one_with_its_log_under_another_name() -> None:
+def test_a_shard_blocks_another_shard_with_the_same_log() -> None:
     deleted = [shard("sums-000", "logs/app"), shard("sums-001", "logs/app"), shard("plain")]
     created = [shard("app/sums-000", "logs"), shard("plain-too")]
     assert SHARDS.in_the_way(deleted, created) == {"sums-000"}

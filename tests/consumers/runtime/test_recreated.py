@@ -1,4 +1,4 @@
-"""Shards whose source was deleted, and created again under the same name."""
+"""Shards with a source that was deleted and recreated with the same name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def store_url(kind: str, new_store: Callable[[str], str]) -> str:
 
 @pytest.fixture
 async def known(journals, client, sums):
-    """A shard's checkpoint of two journals with ids."""
+    """The heads of two journals that a shard's checkpoint has with their ids."""
     journals.fake.tells_ids = True
     journals.create("in/one", "in/two", "out/one")
     async with running_shard(sums, SPEC, client) as shard:
@@ -56,7 +56,7 @@ async def known(journals, client, sums):
 
 
 @pytest.mark.parametrize("messages", [1, 10], ids=["shorter", "longer"])
-async def test_a_shard_stops_and_continues_from_the_beginning_if_it_may(journals, client, sums, known, messages):
+async def test_a_shard_stops_unless_it_may_continue_from_the_beginning(journals, client, sums, known, messages):
     journals.create("in/one")
     head = await journals.publish("in/one", *({"key": "a", "n": 100} for _ in range(messages)))
     with pytest.raises(JournalRecreated, match=f"{DATA_LOSS}={CONTINUE}") as error:
@@ -76,7 +76,7 @@ async def test_a_shard_stops_and_continues_from_the_beginning_if_it_may(journals
     assert sums.sums()["a"] == (10 + 100 * messages, 4 + messages)
 
 
-async def test_a_shard_continues_at_its_offset_in_a_source_that_has_the_same_content(journals, client, sums, known):
+async def test_a_shard_continues_at_its_offset_in_a_source_with_accepted_content(journals, client, sums, known):
     before = journals.fake.journals["in/one"].content
     journals.create("in/one", "in/two")
     await journals.fake.write("in/one", before)
@@ -89,7 +89,7 @@ async def test_a_shard_continues_at_its_offset_in_a_source_that_has_the_same_con
     spec = pc.ShardSpec()
     spec.CopyFrom(SPEC)
     spec.labels.CopyFrom(label_set([(SAME_CONTENT, f"{made['in/one'].journal_id}/in/one")]))
-    with pytest.raises(JournalRecreated, match="journal in/two was deleted"):  # Only the named one is accepted.
+    with pytest.raises(JournalRecreated, match="journal in/two was deleted"):  # Only the named journal is accepted.
         async with running_shard(sums, spec, client) as shard:
             await shard.read_through({"in/one": len(before) + 1})
     spec.labels.CopyFrom(label_set([*as_pairs(spec.labels), (DATA_LOSS, CONTINUE)]))
@@ -98,12 +98,12 @@ async def test_a_shard_continues_at_its_offset_in_a_source_that_has_the_same_con
     assert sums.sums() == {"a": (10, 4), "b": (1 + 900, 10)}
     sources = sums.database.read("shard-sums").checkpoint.sources
     assert sources["in/one"].journal_id == made["in/one"].journal_id
-    async with running_shard(sums, SPEC, client) as shard:  # It needs the label no more.
+    async with running_shard(sums, SPEC, client) as shard:  # The label is not needed any more.
         await shard.read_through({"in/one": await journals.publish("in/one", {"key": "a", "n": 1})})
     assert sums.sums()["a"] == (11, 5)
 
 
-async def test_a_running_shard_notices(journals, client, sums, known):
+async def test_a_running_shard_detects_a_recreated_source(journals, client, sums, known):
     async with running_shard(sums, SPEC, client) as shard:
         await shard.read_through(known)
         journals.create("in/one")
@@ -124,7 +124,7 @@ async def test_a_checkpoint_without_ids_is_accepted_up_to_the_head_and_gets_ids(
     assert sums.sums() == {"a": (3, 2)}
     assert sums.database.read("shard-sums").checkpoint.sources["in/one"].journal_id == "given-1"
 
-    journals.create("in/one")  # Its brokers tell no id now.
+    journals.create("in/one")  # The new journal has no id.
     await journals.publish("in/one", {"key": "a", "n": 9})
     with pytest.raises(CorruptData, match="deleted and created again"):
         async with running_shard(sums, SPEC, client) as shard:
@@ -132,13 +132,13 @@ async def test_a_checkpoint_without_ids_is_accepted_up_to_the_head_and_gets_ids(
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2], ids=["before", "within", "behind"])
-async def test_a_shard_stops_at_content_that_was_lost_and_continues_where_the_head_fell_to(
+async def test_a_shard_stops_at_lost_content_it_has_read_and_can_continue_at_the_new_head(
     journals, client, sums, known, kept
 ):
     source = journals.fake.journals["in/one"]
     ends = [source.content.index(b"\n") + 1, known["in/one"]]
     before = source.journal_id
-    if kept == 2:  # What is lost was not read.
+    if kept == 2:  # The lost content was not read.
         ends.append(await journals.publish("in/one", {"key": "unread", "n": 1}))
         await journals.publish("in/one", *({"key": "lost", "n": 1} for _ in range(9)))
     source.fall(ends[kept])
@@ -161,7 +161,7 @@ async def test_a_shard_stops_at_content_that_was_lost_and_continues_where_the_he
     with capture_logs() as logs:
         async with running_shard(sums, continuing(), client) as shard:
             await shard.read_through({"in/one": head})
-    assert sums.sums()["a"] == (3 + 1000, 13), "each message there counts, and none of before twice"
+    assert sums.sums()["a"] == (3 + 1000, 13), "new messages count, and earlier ones not twice"
     (lost,) = [each for each in logs if each["event"] == "source.content_lost"]
     assert (lost["journal"], lost["begin"], lost["end"]) == ("in/one", known["in/one"], head)
     assert lost["same_through"] == ends[0]
@@ -178,7 +178,7 @@ async def test_a_shard_that_may_continue_stops_at_a_head_below_the_last_reset(jo
     assert sums.sums() == {"a": (3, 3), "b": (1, 1)}
 
 
-async def test_a_running_shard_notices_that_a_head_fell(journals, client, sums, known):
+async def test_a_running_shard_detects_a_head_that_fell(journals, client, sums, known):
     async with running_shard(sums, SPEC, client) as shard:
         await shard.read_through(known)
         journals.fake.journals["in/one"].fall(10)
@@ -188,11 +188,11 @@ async def test_a_running_shard_notices_that_a_head_fell(journals, client, sums, 
     assert sums.sums() == {"a": (3, 3), "b": (1, 1)}
 
 
-async def test_a_fall_after_an_acceptance_is_found_again(journals, client, sums, known):
+async def test_a_fall_after_an_acceptance_is_detected_again(journals, client, sums, known):
     source = journals.fake.journals["in/one"]
     content, kept = source.content, source.content.index(b"\n") + 1
     source.fall(kept)
-    await journals.fake.write("in/one", content[kept:])  # An operator appends again what was lost.
+    await journals.fake.write("in/one", content[kept:])  # An operator appends the lost content again.
     spec = pc.ShardSpec()
     spec.CopyFrom(SPEC)
     spec.labels.CopyFrom(label_set([(SAME_CONTENT, f"{source.journal_id}/in/one")]))

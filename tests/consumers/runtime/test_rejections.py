@@ -1,4 +1,4 @@
-"""Rows of a shard that the database rejects: their message is found, and treated, and all others commit."""
+"""Rows that the database rejects: their messages are found and handled, and all others commit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BAD = {30: {"price": 77777}, 55: {"id": 1}, 56: {"id": None}}
 
 
 class Items(Application[SqlShardStore]):
-    """Inserts a row for each message, and publishes its id."""
+    """Inserts a row for each message, and publishes the id."""
 
     def __init__(self, database: SqlStore, way: str, misfits: Any) -> None:
         self.database, self.way = database, way
@@ -74,7 +74,7 @@ class Items(Application[SqlShardStore]):
 
 
 class Run:
-    """A replica of a shard over `in/one`."""
+    """A replica of a shard with the source `in/one`."""
 
     def __init__(self, app: Items, client: Any) -> None:
         self.host = Host()
@@ -84,7 +84,7 @@ class Run:
         self.replica = ShardReplica(app, spec, client, self.host, clock=clock, metrics=metrics)
 
     async def through(self, head: int) -> bool:
-        """Run until the shard has read so far, or fails. Returns False if it has failed."""
+        """Run until the shard has read to the offset, or fails. Return False if it has failed."""
         self.replica.start()
         self.replica.promote()
         async with asyncio.timeout(300):
@@ -99,7 +99,7 @@ def message(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 async def written(journals: Any) -> dict[int, tuple[int, bytes]]:
-    """Messages, committed together in parts. Returns the places and lines of the bad ones."""
+    """Offsets and lines of bad messages, written among good ones in several transactions."""
     for first in range(0, 80, 20):
         await journals.publish("in/one", *(message(number) for number in range(first, first + 20)))
     content = journals.fake.journals["in/one"].content
@@ -129,7 +129,7 @@ async def test_dead_letters_keep_rejected_messages_and_all_others_commit_once(
 
 
 @pytest.mark.parametrize("way", ["rows", "statements", "batches"])
-async def test_a_single_half_of_a_surrogate_pair_is_the_same_on_every_way(
+async def test_an_unpaired_surrogate_is_stored_the_same_way_by_all_applications(
     store_url: str, journals: Any, client: Any, way: str
 ) -> None:
     texts = [r"a\ud83d", r"\ud83d\ude00", r"\\ud83d", r"\ude00\ud83d", r"\uD83D\u0041"]
@@ -140,7 +140,7 @@ async def test_a_single_half_of_a_surrogate_pair_is_the_same_on_every_way(
     assert [name for _, name, _ in app.rows()] == ["a?", "😀", "\\ud83d", "??", "?A"]
 
 
-async def test_dead_letters_may_be_messages(store_url: str, journals: Any, client: Any, written: Any) -> None:
+async def test_dead_letters_can_be_messages(store_url: str, journals: Any, client: Any, written: Any) -> None:
     app = Items(SqlStore(store_url), "rows", DeadLetters(journals=["in/two"]))
     assert await Run(app, client).through(journals.head("in/one"))
     dead = [(each["offset"], base64.b64decode(each["line"])) for each in journals.committed("in/two")]
@@ -148,22 +148,22 @@ async def test_dead_letters_may_be_messages(store_url: str, journals: Any, clien
 
 
 @pytest.mark.parametrize("way", ["rows", "statements", "batches"])
-async def test_by_default_the_shard_fails_and_names_the_message_without_its_values(
+async def test_by_default_the_shard_fails_and_names_the_offset_without_values(
     store_url: str, journals: Any, client: Any, written: Any, way: str
 ) -> None:
     app = Items(SqlStore(store_url), way, MisfitPolicy.FAIL)
     run = Run(app, client)
     with capture_logs() as logs:
         assert not await run.through(journals.head("in/one"))
-    assert run.host.told[-1] == pc.ReplicaStatus.FAILED
+    assert run.host.statuses[-1] == pc.ReplicaStatus.FAILED
     [failed] = [each for each in logs if each["event"] == "shard.failed"]
     assert failed["error"].startswith(f"journal in/one at offset {written[30][0]}: store ")
     assert "price_is_low" in failed["error"]
     assert "77777" not in repr(logs)
-    assert [id for id, _, _ in app.rows()] == list(range(30)), "what comes before it commits"
+    assert [id for id, _, _ in app.rows()] == list(range(30)), "earlier messages commit"
 
 
-async def test_nulls_replace_what_may_be_null(store_url: str, journals: Any, client: Any) -> None:
+async def test_nulls_replace_values_of_nullable_columns(store_url: str, journals: Any, client: Any) -> None:
     for number in range(5):
         await journals.publish("in/one", {**message(number), **({"price": 77777} if number == 3 else {})})
     app = Items(SqlStore(store_url), "batches", MisfitPolicy.NULLS)
@@ -174,7 +174,7 @@ async def test_nulls_replace_what_may_be_null(store_url: str, journals: Any, cli
     assert not await Run(app, client).through(journals.head("in/one")), "the key must not be null"
 
 
-async def test_policies_that_cannot_be_are_refused(store_url: str, journals: Any, client: Any, tmp_path: Any) -> None:
+async def test_unsupported_policies_are_refused(store_url: str, journals: Any, client: Any, tmp_path: Any) -> None:
     await journals.publish("in/one", message(1))
     with capture_logs() as logs:
         nulls = Items(SqlStore(store_url), "rows", MisfitPolicy.NULLS)
@@ -186,7 +186,7 @@ async def test_policies_that_cannot_be_are_refused(store_url: str, journals: Any
     assert "name the journals of dead letters in a list" in errors[1]
 
 
-def test_a_dead_letter_that_is_rejected_itself_ends_the_search() -> None:
+def test_a_rejected_dead_letter_ends_the_search() -> None:
     search, problem = RejectionSearch(), RejectedRow("too long")
     letter = Consumed("in/one", 7, DeadLetters(journals=["in/two"]))
     assert search.met(problem, 9, None) is problem
@@ -196,7 +196,7 @@ def test_a_dead_letter_that_is_rejected_itself_ends_the_search() -> None:
     assert search.max_messages == 8
     assert search.met(problem, 1, letter).offset == 7
     assert search.may_continue()
-    assert not search.may_continue(), "it counts once"
+    assert not search.may_continue(), "a rejected message is handled once"
     assert search.met(problem, 1, letter).offset == 7
     assert not search.may_continue()
     assert search.met(problem, 1, None) is problem

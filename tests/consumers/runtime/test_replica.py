@@ -1,4 +1,4 @@
-"""The status that a replica reports, and for how long."""
+"""The status that a replica reports, and its duration."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ ME = MemberId("zone", "me")
 
 
 class Host:
-    """Takes down what replicas tell."""
+    """Records the statuses that replicas report."""
 
     coordinator: Any = None
     recovery_folder: Any = None
 
     def __init__(self) -> None:
-        self.told: list[int] = []
+        self.statuses: list[int] = []
         self.entropy = os.urandom
 
     async def set_status(self, shard: str, status: pc.ReplicaStatus, is_due: Callable[[], bool]) -> None:
         if is_due():
-            self.told.append(status.code)
+            self.statuses.append(status.code)
 
     accept_changes = ""
 
@@ -68,7 +68,7 @@ class Host:
         return None
 
 
-async def test_a_replica_that_is_being_stopped_does_not_tell_that_it_fails():
+async def test_a_stopping_replica_does_not_report_a_failure():
     host, opened, gate = Host(), asyncio.Event(), asyncio.Event()
 
     class Failing:
@@ -89,11 +89,11 @@ async def test_a_replica_that_is_being_stopped_does_not_tell_that_it_fails():
     stopping = replica.stop()
     gate.set()
     await stopping
-    assert host.told == [pc.ReplicaStatus.STANDBY]
+    assert host.statuses == [pc.ReplicaStatus.STANDBY]
 
 
-async def test_a_status_is_not_written_into_the_assignment_that_came_after():
-    """Another replica's, of the same process: it is met when the write finds the assignment changed."""
+async def test_a_status_is_not_written_into_a_later_assignment():
+    """A later replica of the same process has the assignment by the time of the write's retry."""
     due = True
 
     class Changed:
@@ -103,13 +103,13 @@ async def test_a_status_is_not_written_into_the_assignment_that_came_after():
         async def txn(self, compares: Any, ops: Any) -> TxnResult:
             nonlocal due
             if due:
-                due = False  # The replica is told to stop as soon as the process sees the other assignment.
+                due = False  # The process stops the replica when it sees the other assignment.
                 return TxnResult(False, EtcdHeader(1, 1, 7, 1))
             self.written += ops
             return TxnResult(True, EtcdHeader(1, 1, 8, 1))
 
     async def see(revision: int) -> None:
-        """The key space has caught up."""
+        """Return immediately, as the key space is current."""
 
     coordinator = Changed()
     assignment = SimpleNamespace(member=ME, kv=KeyValue("assign/shard", b""), value=pc.ReplicaStatus())
@@ -121,7 +121,7 @@ async def test_a_status_is_not_written_into_the_assignment_that_came_after():
 
 
 class WithoutStore:
-    """An application whose store cannot be opened before `back`."""
+    """An application with a store that cannot be opened before `back`."""
 
     atomic = False
 
@@ -139,7 +139,7 @@ class WithoutStore:
 
 
 class ReadOnly(Exception):
-    """The error of a driver of PostgreSQL when the server has become a standby."""
+    """The error of a PostgreSQL driver when the server has become a standby."""
 
     sqlstate = "25006"
 
@@ -155,7 +155,7 @@ REFUSALS: list[Callable[[], Exception]] = [
 
 
 @pytest.mark.parametrize("error", REFUSALS)
-def test_a_shard_waits_for_what_it_depends_on_however_long_that_is_away(error):
+def test_a_shard_waits_for_unavailable_dependencies_without_a_limit(error):
     metrics = ConsumerMetrics()
 
     async def main(loop: SimLoop) -> None:
@@ -170,7 +170,7 @@ def test_a_shard_waits_for_what_it_depends_on_however_long_that_is_away(error):
         assert 3600 <= clock.monotonic() - begun < 3605
         assert 3500 < sample("coranto_shard_outage_seconds") < 3600
         await replica.stop()
-        assert pc.ReplicaStatus.FAILED not in host.told
+        assert pc.ReplicaStatus.FAILED not in host.statuses
 
     def sample(name: str) -> float:
         return metrics.registry.get_sample_value(name, {"shard": "shard-sums"}) or 0.0
@@ -187,7 +187,7 @@ def test_a_shard_waits_for_what_it_depends_on_however_long_that_is_away(error):
     "error",
     [lambda: SqlStoreError("there is no such table", retriable=False), lambda: IntegrityError("", {}, Exception())],
 )
-def test_a_shard_fails_at_once_by_an_error_that_stays(error):
+def test_a_permanent_error_fails_a_shard_immediately(error):
     async def main(loop: SimLoop) -> None:
         clock, host = SimClock(loop), Host()
         begun = clock.monotonic()
@@ -199,9 +199,9 @@ def test_a_shard_fails_at_once_by_an_error_that_stays(error):
         replica.start()
         replica.promote()
         await replica.stopped.wait()
-        assert clock.monotonic() < begun + 0.04, "it was not tried again"
+        assert clock.monotonic() < begun + 0.04, "it was retried"
         await replica.stop()
-        assert host.told[-1] == pc.ReplicaStatus.FAILED
+        assert host.statuses[-1] == pc.ReplicaStatus.FAILED
 
     with simulated(0) as loop:
         loop.run_until_complete(main(loop))
@@ -221,7 +221,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(step, postgres, journals, client):
+async def test_a_database_outage_at_any_step_loses_and_duplicates_nothing(step, postgres, journals, client):
     with ProxiedStore(postgres.new_database()) as proxied:
         commit = proxied.commit_at(answered=step == "commit answer") if "commit " in step else Connection.commit
         database = SqlStore(proxied.url, commit=commit, sleep=proxied.outage.wait)
@@ -244,11 +244,11 @@ async def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(s
         assert len(proxied.outage.waits) == 3
         assert app.sums() == {"a": (4, 2), "b": (2, 1)}
         assert [each["n"] for each in journals.committed("out/one")] == [1, 2, 3]
-        assert pc.ReplicaStatus.FAILED not in host.told
+        assert pc.ReplicaStatus.FAILED not in host.statuses
 
 
 async def test_a_shard_continues_on_a_standby_once_it_is_promoted(journals, client):
-    """At first the standby is read-only, as a server that is no longer the primary is."""
+    """The standby is read-only at first, like a demoted primary."""
     with PostgresServer() as primary, PostgresStandby(primary) as standby:
         url = primary.new_database()
         with ProxiedStore(url) as proxied:
@@ -274,15 +274,17 @@ async def test_a_shard_continues_on_a_standby_once_it_is_promoted(journals, clie
             assert len(outage.waits) == 3
             assert app.sums() == {"a": (3, 2)}
             assert [each["n"] for each in journals.committed("out/one")] == [1, 2]
-            assert pc.ReplicaStatus.FAILED not in host.told
+            assert pc.ReplicaStatus.FAILED not in host.statuses
 
 
-async def test_an_outage_of_brokers_at_the_acknowledgement_loses_and_doubles_nothing(postgres, journals, client):
-    """Brokers take neither the acknowledgement nor messages after it, until they were asked ten times."""
+async def test_a_broker_outage_at_the_acknowledgement_loses_and_duplicates_nothing(postgres, journals, client):
+    """Brokers refuse the acknowledgement and later messages ten times."""
     database = SqlStore(postgres.new_database())
     app, host = Sums(database, "out/one"), Host()
     down: list[grpc.StatusCode | int | None] = [grpc.StatusCode.UNAVAILABLE, pb.NO_JOURNAL_PRIMARY_BROKER] * 5
-    journals.fake.at(CallPoint.APPEND_BEGUN, None, *down)  # The messages pass, and their acknowledgement does not.
+    journals.fake.at(
+        CallPoint.APPEND_BEGUN, None, *down
+    )  # The messages are accepted, and the acknowledgement is refused.
     head = await journals.publish("in/one", {"key": "a", "n": 1})
     replica = ShardReplica(
         app, shard_spec("shard-sums", ["in/one"]), client, host, clock=SystemClock(), metrics=ConsumerMetrics()
@@ -295,4 +297,4 @@ async def test_an_outage_of_brokers_at_the_acknowledgement_loses_and_doubles_not
     await journals.fake.reached(CallPoint.APPEND_BEGUN, 12)
     assert app.sums() == {"a": (1, 1)}
     assert [each["n"] for each in journals.committed("out/one")] == [1]
-    assert pc.ReplicaStatus.FAILED not in host.told
+    assert pc.ReplicaStatus.FAILED not in host.statuses

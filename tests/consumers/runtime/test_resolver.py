@@ -1,4 +1,4 @@
-"""Local replicas of shards follow assignments, and a change costs the same among any number of shards."""
+"""Local replicas of shards follow assignments; the cost of a change does not depend on the number of shards."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ME, OTHER = MemberId("zone", "me"), MemberId("zone", "other")
 
 
 class Counted(KeySpaceState[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]):
-    """Counts how often each item is looked at."""
+    """Counts how often each item is read."""
 
-    looks: ClassVar[Counter[str]] = Counter()
+    reads: ClassVar[Counter[str]] = Counter()
 
     def item(self, name: str) -> Item[pc.ShardSpec] | None:
-        self.looks[name] += 1
+        self.reads[name] += 1
         return super().item(name)
 
 
@@ -40,7 +40,7 @@ def decoded(kv: KeyValue) -> object:
 
 
 class Space:
-    """A key space whose changes tests make."""
+    """A key space that tests change."""
 
     def __init__(self) -> None:
         self.revision = 1
@@ -51,8 +51,8 @@ class Space:
         self.observers.append(observer)
         return lambda: self.observers.remove(observer)
 
-    def change(self, values: dict[str, bytes | None], *, told: bool = True) -> None:
-        """Write keys, or delete them. Without `told`, nobody knows which items have changed."""
+    def change(self, values: dict[str, bytes | None], *, recorded: bool = True) -> None:
+        """Write or delete keys. Without `recorded`, the change does not name its items."""
         self.revision += 1
         events = []
         for key, value in values.items():
@@ -62,7 +62,7 @@ class Space:
         items = frozenset(filter(None, map(LAYOUT.item_of, values)))
         entries = self.state.entries.merge(events, decoded)
         header = EtcdHeader(1, 2, self.revision, 4)
-        self.state = Counted(header, entries, LAYOUT, ENTITIES, changed=items if told else None)
+        self.state = Counted(header, entries, LAYOUT, ENTITIES, changed=items if recorded else None)
         for observer in tuple(self.observers):
             observer(self.state)
 
@@ -98,7 +98,7 @@ class World:
     def stop(self, replica: Any) -> None:
         self.log.append(f"stop {replica.spec.id}")
 
-    def told(self) -> list[str]:
+    def recorded(self) -> list[str]:
         log, self.log = self.log, []
         return log
 
@@ -126,46 +126,46 @@ def test_replicas_follow_assignments(space: Space) -> None:
         | assigned("shard-c", 0, OTHER)
     )
     world = World(space)
-    assert world.told() == ["start shard-a", "start shard-b"]
+    assert world.recorded() == ["start shard-a", "start shard-b"]
     assert world.replicas["shard-a"].promoted
     assert not world.replicas["shard-b"].promoted
     space.change(assigned("shard-b", 1, gone=True) | assigned("shard-b", 0))
-    assert world.told() == []
+    assert world.recorded() == []
     assert world.replicas["shard-b"].promoted
     space.change(spec("shard-a", 2.0))
     assert world.replicas["shard-a"].spec.max_txn_duration.seconds == 2
     space.change(assigned("shard-a", gone=True))
     assert not world.resolver.has("shard-a")
     space.change(assigned("shard-a"))
-    assert world.told() == ["stop shard-a", "start shard-a"]
-    # It was unassigned and assigned again between two looks.
+    assert world.recorded() == ["stop shard-a", "start shard-a"]
+    # It was unassigned and reassigned between two observations.
     space.change(assigned("shard-b", gone=True) | assigned("shard-b", 1))
-    space.change({LAYOUT.item_key("shard-a"): None} | assigned("shard-a", gone=True), told=False)
-    assert world.told() == ["stop shard-b", "start shard-b", "stop shard-a"]
+    space.change({LAYOUT.item_key("shard-a"): None} | assigned("shard-a", gone=True), recorded=False)
+    assert world.recorded() == ["stop shard-b", "start shard-b", "stop shard-a"]
     world.resolver.stop()
     space.change(assigned("shard-a"))
-    assert world.told() == ["stop shard-b"]
+    assert world.recorded() == ["stop shard-b"]
     assert not world.resolver.has("shard-b")
 
 
-def test_a_change_looks_at_no_other_shard(space: Space) -> None:
+def test_a_change_reads_no_other_shard(space: Space) -> None:
     names = [f"shard-{number:04d}" for number in range(1000)]
     space.change({key: value for name in names for key, value in (spec(name) | assigned(name)).items()})
     world = World(space)
-    assert len(world.told()) == 1000
-    Counted.looks.clear()
+    assert len(world.recorded()) == 1000
+    Counted.reads.clear()
     space.change(spec("shard-0007", 2.0))
-    assert Counted.looks.keys() == {"shard-0007"}
-    space.change(assigned("shard-0008", 0, OTHER), told=False)
-    assert len(Counted.looks) == 1000
+    assert Counted.reads.keys() == {"shard-0007"}
+    space.change(assigned("shard-0008", 0, OTHER), recorded=False)
+    assert len(Counted.reads) == 1000
 
 
-def test_what_an_error_kept_from_starting_is_made_up_for_at_the_next_change(space: Space) -> None:
+def test_replicas_not_started_after_an_error_start_at_the_next_change(space: Space) -> None:
     world = World(space)
     world.failing = "shard-a"
     with pytest.raises(RuntimeError):
         space.change(spec("shard-a") | spec("shard-b") | assigned("shard-a") | assigned("shard-b"))
-    assert world.told() == []
+    assert world.recorded() == []
     world.failing = ""
     space.change(spec("shard-c"))
-    assert world.told() == ["start shard-a", "start shard-b"]
+    assert world.recorded() == ["start shard-a", "start shard-b"]

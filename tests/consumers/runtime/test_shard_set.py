@@ -47,7 +47,7 @@ shards:
     assert (changes[1].delete, changes[1].expect_mod_revision) == ("sums-002", -1)
 
 
-def test_what_is_rendered_is_parsed_to_the_same_specs():
+def test_rendered_yaml_is_parsed_to_the_same_specs():
     specs = [
         shard(
             f"sums-{number:03}",

@@ -1,4 +1,4 @@
-"""Shards show in Dagster how far they have come."""
+"""Dagster shows the progress of shards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def store_url(tmp_path: Any) -> str:
 
 
 class Watched:
-    """The sensor over one consumer, and its clock."""
+    """The sensor of one consumer, with a controlled clock."""
 
     def __init__(self, consumers: str, brokers: str) -> None:
         self.resource = ShardConsumerResource(endpoint=consumers)
@@ -91,7 +91,7 @@ async def test_offsets_of_shards_have_the_ids_of_their_journals(journals, consum
     assert made.metadata["dagster-coranto/offsets_read"].value == {"in/one": known}
 
 
-async def test_a_shard_that_nobody_serves_is_not_taken_for_one_without_lag(journals, consumer, sums):
+async def test_a_shard_without_a_primary_is_not_shown_without_lag(journals, consumer, sums):
     process = await consumer.start(sums)
     shard = shard_spec("shard-sums", ["in/one"], labels=label_set({"app": "sums"}), disable=True)
     assert (await consumer.apply(process, shard)).status == pc.OK

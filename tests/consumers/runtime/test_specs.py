@@ -1,4 +1,4 @@
-"""Shard specs: what is valid, what they look like in YAML, and what the allocator is told of them."""
+"""Shard specs: validation, status, and values for the allocator."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_plain_spec_is_valid():
         (shard(journals=("/a",)), r"sources\[0\].journal"),
     ],
 )
-def test_what_is_wrong_is_named(spec, field):
+def test_errors_name_the_invalid_field(spec, field):
     with pytest.raises(InvalidInput, match=rf"^{field}"):
         validate_shard_spec(spec)
 
@@ -86,7 +86,7 @@ def test_the_recovery_log_is_named_after_the_shard():
     assert recovery_log(shard()) == ""
 
 
-def test_the_most_advanced_replica_stands_for_all():
+def test_the_most_advanced_replica_is_the_status_of_a_shard():
     standby, failed = pc.ReplicaStatus(code=Code.STANDBY), pc.ReplicaStatus(code=Code.FAILED, errors=["boom"])
 
     assert most_advanced([]).code == Code.IDLE
@@ -102,14 +102,14 @@ def statuses(*codes: int) -> list[bool]:
     return list(ShardEntities().consistent(pairs))
 
 
-def test_replicas_are_consistent_once_they_could_take_over():
+def test_replicas_are_consistent_once_they_can_take_over():
     assert statuses(Code.PRIMARY, Code.STANDBY, Code.BACKFILL, Code.IDLE) == [True, True, False, False]
     assert statuses(Code.PRIMARY, Code.FAILED) == [True, False]
-    # A failed primary can be moved, whatever the others are.
+    # A failed primary can be moved with the others in any state.
     assert statuses(Code.FAILED, Code.FAILED, Code.IDLE) == [True, True, False]
 
 
-def test_values_that_do_not_belong_under_their_key_are_refused():
+def test_values_that_do_not_match_their_key_are_refused():
     entities = ShardEntities()
     member = pc.ConsumerSpec(shard_limit=1)
     member.process_spec.id.zone, member.process_spec.id.suffix = "zone", "process-a"

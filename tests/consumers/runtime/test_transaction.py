@@ -1,4 +1,4 @@
-"""The order in which transactions begin, end and complete, and random histories that may break no rule."""
+"""The order of begin, end and completion of transactions, and random histories that obey all rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coranto_consumers.runtime.transaction import (
 
 
 def started(limits: Limits = Limits()) -> Transactions:
-    """A shard whose restored acknowledgements are written."""
+    """Return a shard's transactions after the restored acknowledgements are written."""
     transactions = Transactions(limits)
     transactions.acknowledged(0.0)
     return transactions
@@ -39,7 +39,7 @@ def test_restored_acknowledgements_are_written_before_the_first_commit():
     assert step(transactions, 0.6) is NextStep.COMMIT
 
 
-def test_an_idle_shard_waits_for_messages_and_nothing_else():
+def test_an_idle_shard_waits_only_for_messages():
     transactions = started()
 
     assert step(transactions, 100) is NextStep.WAIT
@@ -55,7 +55,7 @@ def test_the_first_pause_of_input_ends_a_transaction():
     assert step(transactions, 1) is NextStep.COMMIT
 
 
-def test_a_pause_before_the_minimum_does_not():
+def test_a_pause_before_the_minimum_does_not_end_a_transaction():
     transactions = started(Limits(5, 10))
     transactions.consumed(1, 10)
 
@@ -75,7 +75,7 @@ def test_input_without_a_pause_is_consumed_up_to_the_maximum():
     assert not transactions.reads(11)
 
 
-def test_a_minimum_above_the_maximum_is_cut():
+def test_a_minimum_above_the_maximum_is_lowered_to_it():
     transactions = started(Limits(20, 10))
     transactions.consumed(1, 10)
 
@@ -97,7 +97,7 @@ def test_pending_messages_hold_a_transaction_open_up_to_the_maximum():
     assert step(transactions, 2, pending=True) is NextStep.COMMIT
 
 
-def test_the_next_transaction_consumes_while_the_prior_one_commits_and_commits_when_that_is_done():
+def test_the_next_transaction_consumes_during_the_prior_commit_and_commits_after_it():
     transactions = started(Limits(0, 10))
     transactions.consumed(1, 10)
     transactions.start_commit(1)
@@ -114,7 +114,7 @@ def test_the_next_transaction_consumes_while_the_prior_one_commits_and_commits_w
     assert (transactions.current.messages, transactions.current.bytes) == (1, 20)
 
 
-def test_a_transaction_whose_time_is_over_stalls_until_the_prior_one_is_done():
+def test_a_transaction_at_its_maximum_stalls_until_the_prior_one_is_done():
     transactions = started(Limits(0, 1))
     transactions.consumed(0, 1)
     transactions.start_commit(0)
@@ -129,7 +129,7 @@ def test_a_transaction_whose_time_is_over_stalls_until_the_prior_one_is_done():
     assert (transactions.completing.stalled, transactions.completing.commit_began) == (5, 6)
 
 
-def test_a_deferred_message_ends_the_transaction_at_once():
+def test_a_deferred_message_ends_the_transaction_immediately():
     transactions = started(Limits(5, 10))
     transactions.consumed(1, 10)
     transactions.deferred()
@@ -171,7 +171,7 @@ def test_stages_follow_one_another_in_order():
         transactions.acknowledged(1)
 
 
-def test_limits_must_make_sense():
+def test_invalid_limits_are_refused():
     for wrong in ((-1.0, 1.0), (0.0, 0.0)):
         with pytest.raises(InvalidInput):
             Limits(*wrong)
@@ -182,8 +182,8 @@ def test_limits_must_make_sense():
     st.floats(0.1, 5),
     st.lists(st.tuples(st.floats(0, 2), st.booleans(), st.booleans(), st.integers(0, 9)), max_size=60),
 )
-def test_whatever_happens_messages_commit_in_order_and_once(minimum, maximum, history):
-    """Drives a shard by its own steps; time, input, and the completion of what is under way come as they like."""
+def test_messages_commit_in_order_and_once_in_any_history(minimum, maximum, history):
+    """The shard chooses its steps; time, input and the completion of running operations are random."""
     transactions = Transactions(Limits(minimum, maximum))
     now = 0.0
     consumed = 0
@@ -211,7 +211,7 @@ def test_whatever_happens_messages_commit_in_order_and_once(minimum, maximum, hi
             commits.append(consumed)
         else:
             assert found is NextStep.WAIT
-            # There is always something to wait for.
+            # The shard always waits for an event.
             assert (
                 transactions.reads(now)
                 or transactions.prior is not Prior.DONE
