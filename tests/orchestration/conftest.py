@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def broker() -> Iterator[FakeBroker]:
-    """A broker without a cluster, on the loop that blocking clients share."""
+    """A broker without a cluster, on the event loop shared by blocking clients."""
     made = FakeBroker()
     run_blocking(made.__aenter__())
     yield made
@@ -25,15 +25,15 @@ def broker() -> Iterator[FakeBroker]:
 
 @pytest.fixture
 def journals(broker: FakeBroker, tmp_path: Path) -> JournalResource:
-    """The resource of `broker`, its fragment stores below the test's folder."""
-    from dagster_coranto import JournalResource  # Tests of other orchestrators have no Dagster.
+    """The resource for `broker`, with fragment stores below the test's folder."""
+    from dagster_coranto import JournalResource  # Tests of other orchestrators run without Dagster.
 
     return JournalResource(endpoint=broker.endpoint, file_root=str(tmp_path))
 
 
 @pytest.fixture(scope="module")
 def cluster_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a real cluster, which this process's environment names, with a home for Dagster."""
+    """The folder of a real cluster, named in this process's environment, with a home for Dagster."""
     from dagster_coranto.instance.home import dagster_environment
 
     folder = tmp_path_factory.mktemp("cluster")

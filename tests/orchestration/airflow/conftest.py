@@ -1,6 +1,6 @@
-"""Tests below `installed` need Airflow, which has an environment of its own: `make test-airflow` runs them there.
+"""Tests below `installed` need Airflow, which has its own environment: `make test-airflow` runs them there.
 
-That command fails if it collects no test, so they cannot be left out by mistake.
+That command fails if it collects no test, so they cannot be skipped by mistake.
 """
 
 from importlib.util import find_spec

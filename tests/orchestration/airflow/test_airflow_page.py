@@ -1,4 +1,4 @@
-"""docs/airflow.md names commands, modules and operators that exist."""
+"""All commands, modules and operators in docs/airflow.md exist."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ PACKAGE = ROOT / "orchestration" / "airflow_coranto"
 
 
 def arguments(name: str) -> dict[str, tuple[str, bool]]:
-    """Return the arguments of an operator or sensor: the text of each default, and True for a template."""
+    """Return the arguments of an operator or sensor, with the text of their defaults, and True for templates."""
     (path,) = (path for path in PACKAGE.rglob("*.py") if f"\nclass {name}(" in path.read_text())
     classes = {node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)}
     made = classes[name]
     bases = [base.id for base in made.bases if isinstance(base, ast.Name) and base.id in classes]
-    found = {argument: told for base in bases for argument, told in arguments(base).items()}
+    found = {argument: declared for base in bases for argument, declared in arguments(base).items()}
     templates = " ".join(ast.unparse(node) for node in made.body if isinstance(node, ast.AnnAssign))
     for start in made.body:
         if isinstance(start, ast.FunctionDef) and start.name == "__init__":
             for argument, default in zip(start.args.kwonlyargs, start.args.kw_defaults, strict=True):
-                told = "" if default is None else ast.unparse(default)
-                found[argument.arg] = told, f"'{argument.arg}'" in templates
+                declared = "" if default is None else ast.unparse(default)
+                found[argument.arg] = declared, f"'{argument.arg}'" in templates
     return found
 
 
@@ -37,13 +37,13 @@ OPERATORS = {
     )
     for name in re.findall(r"`(\w+)`", names)[:1]
 }
-"""The operators and sensors of the page's table, and the texts of their templates."""
+"""The operators and sensors in the page's table, and the texts of their templates."""
 COMMON = {"coranto_conn_id", "group"}
-"""Arguments that mean the same everywhere."""
+"""Arguments with the same meaning everywhere."""
 
 
 def docstrings(name: str) -> str:
-    """Return the docstrings of an operator or sensor, and of the operators that it extends."""
+    """Return the docstrings of an operator or sensor, and of its base classes."""
     (path,) = (path for path in PACKAGE.rglob("*.py") if f"\nclass {name}(" in path.read_text())
     classes = {node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)}
     bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name) and base.id in classes]
@@ -52,28 +52,28 @@ def docstrings(name: str) -> str:
 
 def test_every_operator_and_sensor_is_in_the_table() -> None:
     classes = re.compile(r"^class ([A-Z]\w*)\(", re.MULTILINE)
-    rooms = [path.read_text() for room in ("operators", "sensors") for path in (PACKAGE / room).glob("*.py")]
-    assert {name for text in rooms for name in classes.findall(text)} == OPERATORS.keys()
+    packages = [path.read_text() for package in ("operators", "sensors") for path in (PACKAGE / package).glob("*.py")]
+    assert {name for text in packages for name in classes.findall(text)} == OPERATORS.keys()
     assert set(re.findall(r"`(\w+Operator|\w+Sensor)`", PAGE)) - {"HITLOperator"} <= OPERATORS.keys()
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_the_table_names_the_templates_and_docstrings_every_argument(name: str) -> None:
-    told = arguments(name)
-    templates = {argument for argument, (_, is_template) in told.items() if is_template}
+def test_the_table_names_templates_and_the_docstrings_all_arguments(name: str) -> None:
+    declared = arguments(name)
+    templates = {argument for argument, (_, is_template) in declared.items() if is_template}
     assert templates - {"coranto_conn_id"} == set(re.findall(r"`(\w+)`", OPERATORS[name]))
     described = docstrings(name)
-    assert [each for each in told.keys() - COMMON if not re.search(rf"`{each}\b", described)] == []
+    assert [each for each in declared.keys() - COMMON if not re.search(rf"`{each}\b", described)] == []
 
 
 def test_every_named_module_exists() -> None:
     (table,) = re.findall(r"^\| module of `airflow_coranto` .*?(?=\n\n)", PAGE, re.MULTILINE | re.DOTALL)
-    rooms = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
-    assert len(rooms) >= 6
-    for names in rooms:
+    packages = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    assert len(packages) >= 6
+    for names in packages:
         first, *others = re.findall(r"`([a-z.]+)`", names)
-        room = first.partition(".")[0]
-        for module in (first, *(room + other for other in others)):
+        package = first.partition(".")[0]
+        for module in (first, *(package + other for other in others)):
             assert (PACKAGE / f"{module.replace('.', '/')}.py").is_file(), module
 
 

@@ -48,7 +48,7 @@ def test_the_password_is_a_token_or_keys() -> None:
     assert isinstance(keys.client_config().auth, Keys)
 
 
-def test_the_password_is_the_secret_of_a_client_of_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_password_is_the_client_secret_for_an_oidc_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORANTO_AUTH_TOKEN", TOKEN)
     extra = {"auth": "oidc", "oidc_issuer": "https://login.example", "oidc_client_id": "airflow", "oidc_scope": "read"}
     found = ConnectionFields("127.0.0.1", 1, password="hidden-secret", extra=extra).client_config().auth
@@ -56,7 +56,7 @@ def test_the_password_is_the_secret_of_a_client_of_a_provider(monkeypatch: pytes
     assert "hidden-secret" not in repr(found)
 
 
-def test_a_connection_with_keys_replaces_a_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_a_connection_replace_a_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORANTO_AUTH_TOKEN", TOKEN)
     keys = ConnectionFields("127.0.0.1", 1, password=KEY, extra={"auth": "keys"})
     assert isinstance(keys.client_config().auth, Keys)
@@ -93,7 +93,7 @@ def test_tls_and_zone_come_from_extra() -> None:
         (ConnectionFields("broker", 1, "https", "", TOKEN, {"tls_key": f"-----BEGIN KEY-----\n{TOKEN}"}), "PEM text"),
     ],
 )
-def test_bad_fields_are_refused_without_telling_the_password(fields: ConnectionFields, problem: str) -> None:
+def test_invalid_fields_are_refused_without_the_password(fields: ConnectionFields, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem) as refused:
         fields.client_config()
     shown = f"{refused.value}{refused.value.__cause__}{fields!r}"
@@ -101,21 +101,23 @@ def test_bad_fields_are_refused_without_telling_the_password(fields: ConnectionF
     assert TOKEN not in shown
 
 
-def test_an_embedded_cluster_that_does_not_run_is_told(tmp_path: Path) -> None:
+def test_a_stopped_embedded_cluster_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="no cluster runs"):
         ConnectionFields(extra={"data_dir": str(tmp_path)}).client_config()
 
 
-def test_the_cluster_has_the_name_of_extra_or_that_of_the_connection() -> None:
+def test_the_cluster_name_is_in_extra_or_is_that_of_the_connection() -> None:
     assert ConnectionFields().cluster_name("coranto_default") == "coranto_default"
     assert ConnectionFields(extra={"cluster": "prod"}).cluster_name("coranto_default") == "prod"
 
 
-def test_errors_advise_in_terms_of_the_connection(tmp_path: Path) -> None:
+def test_errors_advise_in_terms_of_airflow_connections(tmp_path: Path) -> None:
     with pytest.raises(ClusterError) as caught:
         ConnectionFields(extra={"data_dir": str(tmp_path)}).client_config()
-    told = in_airflow(str(caught.value))
-    assert "data_dir in the connection's extra (its directory) or the connection's host (a broker's host:port)" in told
+    advice = in_airflow(str(caught.value))
+    assert (
+        "data_dir in the connection's extra (its directory) or the connection's host (a broker's host:port)" in advice
+    )
     assert in_airflow("… serves with TLS (https://…, $CORANTO_TLS_CA).").endswith(
         "(https://…, tls_ca in the connection's extra)."
     )
@@ -124,8 +126,8 @@ def test_errors_advise_in_terms_of_the_connection(tmp_path: Path) -> None:
     assert "$" not in in_airflow(str(refused.value))
 
 
-def test_no_variable_of_a_client_is_left_in_an_error_in_airflow() -> None:
-    """Advice of the client names variables. Each of these has a place in a connection."""
+def test_errors_in_airflow_name_no_client_variables() -> None:
+    """Errors of the client name environment variables. Each of them has a field in a connection."""
     root = Path(coranto.client.__file__).parents[1]
     files = [*(root / "client").rglob("*.py"), *(root / "cluster").glob("info.py"), root / "fragments" / "stores.py"]
     text = "\n".join(path.read_text() for path in files)

@@ -1,4 +1,4 @@
-"""Positions as a watcher keeps them, and the events that carry them."""
+"""Positions stored by a watcher, and events with positions."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ BEFORE = {"a/0": JournalPosition(10, 3), "a/1": JournalPosition(20, 4)}
 NOW = {"a/0": JournalPosition(15, 3), "a/1": JournalPosition(7, 9), "a/2": JournalPosition(5, 11)}
 
 
-def test_positions_come_back_from_what_is_kept() -> None:
+def test_stored_positions_are_restored() -> None:
     for positions in (BEFORE, {"a/0": JournalPosition(10, 3, "b0-3")}):
         assert from_kept(to_kept(positions)) == positions
 
 
 @pytest.mark.parametrize("kept", [{"a/0": 7}, {"a/0": [1]}, {"a/0": ["x", "y"]}, ["a"]])
-def test_what_is_no_position_is_refused(kept: Any) -> None:
+def test_invalid_positions_are_refused(kept: Any) -> None:
     with pytest.raises(InvalidInput, match="positions"):
         from_kept(kept)
 
 
-def test_growth_counts_new_journals_and_those_that_were_made_anew() -> None:
+def test_growth_counts_new_and_recreated_journals() -> None:
     assert grown_bytes(NOW, BEFORE) == 5 + 7 + 5
     assert grown_bytes(BEFORE, BEFORE) == 0
     assert grown_bytes({}, BEFORE) == 0
 
 
-def test_an_id_tells_a_journal_whatever_etcd_revision_created_it() -> None:
+def test_an_id_identifies_a_journal_for_any_etcd_revision() -> None:
     before = {"a/0": JournalPosition(10, 3, "b0-3")}
     applied_again = {"a/0": JournalPosition(15, 9, "b0-3")}
-    made_anew = {"a/0": JournalPosition(15, 3, "b1-3")}
+    recreated = {"a/0": JournalPosition(15, 3, "b1-3")}
     assert grown_bytes(applied_again, before) == 5
-    assert grown_bytes(made_anew, before) == 15
-    event = event_of("a", f"{MARK}.a", "e1", before, made_anew, 15)
+    assert grown_bytes(recreated, before) == 15
+    event = event_of("a", f"{MARK}.a", "e1", before, recreated, 15)
     assert event["since"] == {"a/0": 0}
     assert watched({"payload": event}) == event
 
 
-def test_an_event_carries_the_positions_of_its_watcher() -> None:
+def test_an_event_has_the_positions_of_its_watcher() -> None:
     variable = variable_name("", {"group": "a"})
     event = event_of("a", variable, "e1", BEFORE, NOW, 17)
-    assert (event["since"], event["bytes"], event["after"]) == ({"a/0": 10, "a/1": 0}, 17, "e1"), "a/1 was made anew"
+    assert (event["since"], event["bytes"], event["after"]) == ({"a/0": 10, "a/1": 0}, 17, "e1"), "a/1 was recreated"
     assert watched({"from_trigger": True, "payload": event}) == event
     assert event["event"] != event_of("a", variable, "e1", BEFORE, NOW, 17)["event"]
 
 
-def test_an_event_behind_the_last_stored_one_is_stored_as_it_is() -> None:
+def test_an_event_after_the_last_stored_one_is_stored_unchanged() -> None:
     event = event_of("a", f"{MARK}.a", "e1", BEFORE, NOW, 17)
     for stored in (StoredEvent("e1", to_kept(BEFORE)), None):
         settled, kept = settle(event, stored)
         assert settled == {name: value for name, value in event.items() if name != "after"}
-        assert watched({"payload": settled}) is None, "an event that a session has loaded again is not settled again"
+        assert watched({"payload": settled}) is None, "a reloaded event is not settled again"
         assert kept == StoredEvent(event["event"], to_kept(NOW), event["since"], 17)
         assert StoredEvent.from_json(kept.to_json()) == kept
         assert settle(event, kept) == (settled, kept)  # Another asset has the same watcher.
 
 
-def test_an_event_of_a_watcher_that_was_overtaken_becomes_the_growth_beyond_the_stored_one() -> None:
+def test_an_event_of_an_overtaken_watcher_becomes_the_growth_after_the_stored_event() -> None:
     begin = StoredEvent("e1", to_kept(BEFORE))
     ahead = {"a/0": JournalPosition(12, 3), "a/1": JournalPosition(9, 9)}
     _, stored = settle(event_of("a", f"{MARK}.a", "e1", BEFORE, ahead, 11), begin)
@@ -71,12 +71,12 @@ def test_an_event_of_a_watcher_that_was_overtaken_becomes_the_growth_beyond_the_
     assert (settled["since"], settled["bytes"]) == ({"a/0": 12, "a/1": 9}, 3 + 5)
     assert settled["heads"] == {"a/0": 15, "a/1": 9, "a/2": 5}
     assert kept.positions == settled["positions"]
-    # The other one goes on behind its own event, and repeats nothing either.
+    # The other watcher continues after its own event, and repeats nothing.
     again, _ = settle(event_of("a", f"{MARK}.a", stored.event, ahead, NOW, 10), kept)
     assert (again["bytes"], again["since"]) == (0, again["heads"])
 
 
-def test_events_and_variables_keep_the_ids_of_journals() -> None:
+def test_events_and_variables_contain_the_ids_of_journals() -> None:
     now = {"a/0": JournalPosition(8, 5, "c1-5"), "a/1": JournalPosition(9, 3, "c1-3")}
     before = {"a/0": JournalPosition(7, 3, "c1-3"), "a/1": JournalPosition(4, 3, "c1-3")}
     event = json.loads(json.dumps(event_of("a", f"{MARK}.a", "e1", before, now, 13)))
@@ -92,7 +92,7 @@ def test_events_and_variables_keep_the_ids_of_journals() -> None:
     assert watched({"payload": {**event, "since": {"a/0": "7"}}}) is None
 
 
-def test_positions_alone_are_read_as_an_early_version_kept_them() -> None:
+def test_positions_stored_by_an_early_version_are_read() -> None:
     assert StoredEvent.from_json('{"positions": [3, 7]}') == StoredEvent("", {"positions": [3, 7]})
     with pytest.raises(InvalidInput, match="delete the variable"):
         StoredEvent.from_json('{"positions": {"a": 7}}')
@@ -115,12 +115,12 @@ def test_positions_alone_are_read_as_an_early_version_kept_them() -> None:
         {MARK: f"{MARK}.x", "positions": {}, "since": {}, "bytes": 1, "after": ""},
     ],
 )
-def test_events_of_others_name_no_variable(payload: Any) -> None:
+def test_other_events_name_no_variable(payload: Any) -> None:
     assert watched({"payload": payload}) is None
     assert watched(None) is None
 
 
-def test_the_variable_belongs_to_the_name_or_to_all_arguments() -> None:
+def test_the_variable_depends_on_the_name_or_on_all_arguments() -> None:
     assert variable_name("alerts", {"group": "a"}) == variable_name("alerts", {"group": "b"}) == f"{MARK}.alerts"
     one, other = variable_name("", {"group": "a/b", "interval": 1}), variable_name("", {"group": "a/b", "interval": 2})
     assert one != other

@@ -15,19 +15,19 @@ PARTS = st.tuples(PLAIN, PLAIN, RUN, PLAIN, st.integers(-1, 12), st.text("a1", m
 
 
 @given(PARTS, PARTS)
-def test_two_task_instances_never_share_a_name(
+def test_different_task_instances_have_different_names(
     one: tuple[str, str, str, str, int, str], other: tuple[str, str, str, str, int, str]
 ) -> None:
     assert (writer_id_of(*one) == writer_id_of(*other)) == (one == other)
 
 
-def test_a_task_that_is_not_mapped_has_no_index() -> None:
+def test_an_unmapped_task_has_no_index() -> None:
     assert writer_id_of("airflow", "d", "r", "t", -1, "") == writer_id_of("airflow", "d", "r", "t", None, "")
     assert writer_id_of("airflow", "d", "r", "t", 3, "v2") == "airflow/d/r/t/3/v2"
 
 
 @pytest.mark.parametrize(("namespace", "edition"), [("a/b", ""), ("a", "b/c"), ("a", "b c")])
-def test_parts_that_could_be_taken_for_others_are_refused(namespace: str, edition: str) -> None:
+def test_ambiguous_parts_are_refused(namespace: str, edition: str) -> None:
     with pytest.raises(InvalidInput, match="other characters"):
         writer_id_of(namespace, "d", "r", "t", 0, edition)
 

@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 TIMEOUT = 400.0
 REPAIR_SECONDS = 30.0
-"""The time that SQLite may take to repair its file."""
+"""The maximum time of SQLite to repair its file."""
 DONE = {"success", "failed", "skipped", "upstream_failed"}
 
 
 def until(ask: Callable[[], T], *, pause: float = 0.2, retry_timeout: float = TIMEOUT) -> T:
-    """Return the first answer that is true."""
+    """Retry until an answer is true, and return it."""
     deadline = time.monotonic() + retry_timeout
     while True:
         if answer := ask():
@@ -34,7 +34,7 @@ def until(ask: Callable[[], T], *, pause: float = 0.2, retry_timeout: float = TI
 
 
 class AirflowApi:
-    """The API of an Airflow that takes everyone for an administrator."""
+    """The API of an Airflow where every client is an administrator."""
 
     def __init__(self, url: str, server_log: Path) -> None:
         self._url = url
@@ -42,7 +42,7 @@ class AirflowApi:
         self._token = ""
 
     def call(self, path: str, body: Any = None, method: str | None = None) -> Any:
-        """Return the answer to a request of a path below /api/v2."""
+        """Return the answer to a request for a path below /api/v2."""
         if not self._token:
             with urllib.request.urlopen(f"{self._url}/auth/token", timeout=60) as answer:
                 self._token = json.load(answer)["access_token"]
@@ -61,15 +61,15 @@ class AirflowApi:
             except urllib.error.HTTPError as error:
                 if error.code < 500:
                     raise
-                # A process that was killed within a transaction leaves a journal to SQLite. While one process rolls
-                # that back, SQLite refuses others at once. So reads are made again.
+                # A process killed inside a transaction leaves a journal of SQLite. While one process rolls it back,
+                # SQLite refuses others immediately. So reads are retried.
                 if request.get_method() != "GET" or time.monotonic() > deadline:
-                    told = f"{error.read()[:2000]!r}\n{self._server_log.read_text()[-6000:]}"
-                    raise AssertionError(f"{path}: {error}\n{told}") from error
+                    details = f"{error.read()[:2000]!r}\n{self._server_log.read_text()[-6000:]}"
+                    raise AssertionError(f"{path}: {error}\n{details}") from error
                 time.sleep(0.2)
 
     def await_dags(self, *dags: str) -> None:
-        """Wait until DAGs are parsed. Fails if one cannot be."""
+        """Wait until DAGs are parsed. Fail if one has an error."""
 
         def parsed() -> bool:
             errors = self.call("/importErrors")["import_errors"]
@@ -92,7 +92,7 @@ class AirflowApi:
         return found
 
     def await_task(self, dag: str, run: str, task: str, *states: str) -> dict[str, Any]:
-        """Wait for a task to be in one of the states, by default in any last one. Another last state is a failure."""
+        """Wait until a task is in one of the states, by default any final one. Fail in another final state."""
 
         def reached() -> dict[str, Any] | None:
             found = self.task(dag, run, task)

@@ -1,4 +1,4 @@
-"""An Airflow without processes: a home, a database, and a connection to a cluster in this process."""
+"""An Airflow without processes: home, database, and a connection to a cluster in this process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def broker() -> Iterator[SyncCluster]:
 
 @pytest.fixture
 def client(broker: SyncCluster, monkeypatch: pytest.MonkeyPatch) -> SyncJournalClient:
-    """A client of the broker, which the connection `coranto_default` names."""
+    """A client of the broker, with the broker as the connection `coranto_default`."""
     connection = {"conn_type": "coranto", "host": broker.endpoint, "extra": {"cluster": "test"}}
     monkeypatch.setenv("AIRFLOW_CONN_CORANTO_DEFAULT", json.dumps(connection))
     return broker.client()
@@ -47,7 +47,7 @@ def client(broker: SyncCluster, monkeypatch: pytest.MonkeyPatch) -> SyncJournalC
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients that give up soon when a cluster is away."""
+    """Let clients give up soon when a cluster is unavailable."""
     usual = ConnectionFields.client_config
     monkeypatch.setattr(ConnectionFields, "client_config", lambda fields: replace(usual(fields), retry_timeout=0.1))
 

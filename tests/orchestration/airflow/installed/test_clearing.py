@@ -1,4 +1,4 @@
-"""A task that is cleared while its run still goes, with a connection that Airflow's database has."""
+"""A task cleared while it runs, with a connection from Airflow's database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASK = "publish_slowly"
 
 @pytest.fixture(scope="module")
 def stored(world: AirflowWorld) -> Iterator[None]:
-    """A connection with a token, made through Airflow's API."""
+    """A connection with a token, created through Airflow's API."""
     extra = {"data_dir": str(world.airflow.data_dir), "cluster": "demo"}
     fields = {"connection_id": STORED, "conn_type": "coranto", "password": f"header.{SECRET}.signature"}
     world.api.call("/connections", {**fields, "extra": json.dumps(extra)})
@@ -30,7 +30,7 @@ def stored(world: AirflowWorld) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def run(world: AirflowWorld, stored: None, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A finished run whose publisher was cleared while it was publishing."""
+    """A finished run with a publisher that was cleared while publishing."""
     gate: Path = tmp_path_factory.mktemp("gate") / "open"
     run = world.api.start("slow_shop", {"gate": str(gate)})
     world.api.await_task("slow_shop", run, TASK, "running")
@@ -44,15 +44,15 @@ def run(world: AirflowWorld, stored: None, tmp_path_factory: pytest.TempPathFact
     return run
 
 
-def test_its_rows_are_published_once(world: AirflowWorld, run: str) -> None:
+def test_the_rows_of_a_cleared_task_are_published_once(world: AirflowWorld, run: str) -> None:
     assert world.messages(SLOW) == 2001
     assert world.api.xcom("slow_shop", run, TASK)["messages"] == 2001
 
 
-def test_its_token_is_shown_nowhere(world: AirflowWorld, run: str) -> None:
+def test_the_token_of_the_connection_is_shown_nowhere(world: AirflowWorld, run: str) -> None:
     task = world.api.task("slow_shop", run, TASK)
     xcoms = world.api.call(f"/dags/slow_shop/dagRuns/{quote(run)}/taskInstances/{TASK}/xcomEntries")
     shown = [task, world.api.log(task), xcoms, world.api.call(f"/connections/{STORED}")]
     assert task["rendered_fields"]["group"] == SLOW
     assert SECRET not in json.dumps(shown)
-    assert not world.files_that_hold(SECRET)
+    assert not world.files_containing(SECRET)

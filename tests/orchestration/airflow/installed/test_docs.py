@@ -1,4 +1,4 @@
-"""The examples of docs/airflow.md and the flights job, parsed as DAGs; and its own Airflow, run as it is printed."""
+"""The examples of docs/airflow.md and the flights job, parsed as DAGs; and the page's Airflow, run as printed."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_the_example_of_dlt_is_a_dag() -> None:
 
 @pytest.mark.system
 @pytest.mark.timeout(900)
-def test_your_own_airflow_in_five_minutes_runs_as_it_is_printed(tmp_path: Path) -> None:
-    """All of the section but the installation, which `make test-install` tries."""
+def test_the_section_on_your_own_airflow_runs_as_printed(tmp_path: Path) -> None:
+    """This excludes the installation, which `make test-install` tests."""
     (section,) = re.findall(
         r"^## Your own Airflow in five minutes\n(.*?)^## ", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
@@ -83,7 +83,7 @@ def test_your_own_airflow_in_five_minutes_runs_as_it_is_printed(tmp_path: Path) 
         try:
             with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as connection:
                 return connection.execute(query).fetchall()
-        except sqlite3.OperationalError:  # Its tables are still being made.
+        except sqlite3.OperationalError:  # The tables are still being created.
             return []
 
     def terminal(lines: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
@@ -113,10 +113,10 @@ def test_your_own_airflow_in_five_minutes_runs_as_it_is_printed(tmp_path: Path) 
         (state,) = until(lambda: stored("SELECT state FROM dag_run WHERE state IN ('success', 'failed')"))
         (result,) = stored("SELECT value FROM xcom WHERE task_id = 'consume' AND key = 'return_value'")
         assert state == ("success",), log.read_text()[-8000:]
-        told = json.loads(result[0])
-        told = json.loads(told) if isinstance(told, str) else told
-        assert told["messages"] == 1000
-        assert "rows" not in told
+        summary = json.loads(result[0])
+        summary = json.loads(summary) if isinstance(summary, str) else summary
+        assert summary["messages"] == 1000
+        assert "rows" not in summary
         assert shown(looking).splitlines() == promised
         assert "Airflow is ready" in log.read_text()
     finally:
@@ -124,7 +124,7 @@ def test_your_own_airflow_in_five_minutes_runs_as_it_is_printed(tmp_path: Path) 
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Return the environment of a new user's terminal, with ports of its own."""
+    """Return the environment of a new user's terminal, with free ports."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "CORANTO", "PYTHON"))}
     port = free_port()
     logs = [free_port(taken=[port])]
@@ -141,7 +141,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _stop(terminal: subprocess.Popen[bytes]) -> None:
-    """End all processes of a terminal, as closing it does."""
+    """End all processes of a terminal, as when it is closed."""
 
     def ended() -> bool:
         terminal.poll()

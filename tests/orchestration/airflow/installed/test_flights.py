@@ -1,4 +1,4 @@
-"""The flights job on a real Airflow over a real cluster: kills, clearing, and two runs at once."""
+"""The flights job on a real Airflow with a real cluster: kills, clearing, and concurrent runs."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ ALERTS = f"{PREFIX}flights/alerts"
 
 
 def consumed(world: AirflowWorld) -> int:
-    """Return the bytes of events that the consumer has processed, by its checkpoint."""
+    """Return the bytes of events that the consumer has processed, from its checkpoint."""
     found = SqlStore(world.store_url).read(consumer_name(PREFIX))
     return 0 if found is None else sum(each.read_through for each in found.checkpoint.sources.values())
 
 
 def proven(world: AirflowWorld) -> None:
-    """Prove the results as the demo does."""
+    """Check the results as the demo does."""
     for claim in prove(world.config, world.store_url, load_flights(FLIGHTS), prefix=PREFIX, table=TABLE):
         assert claim.holds, f"{claim.claim}: {claim.detail}"
 
 
 @pytest.fixture(scope="module")
 def run(world: AirflowWorld) -> str:
-    """A finished run of the job, whose publisher and consumer were killed half-way."""
+    """A finished run of the job with a publisher and a consumer that were killed half-way."""
     api = world.api
     run = api.start("flights", {"limit": FLIGHTS})
     publisher = api.await_task("flights", run, "publish_flights", "running")
@@ -75,8 +75,8 @@ def test_the_result_of_killed_tasks_is_exact(world: AirflowWorld, run: str) -> N
 def test_appends_start_a_dag_and_each_byte_is_in_one_event(world: AirflowWorld, run: str) -> None:
     last = until(lambda: [each for each in world.api.runs("flight_alerts") if each["state"] == "success"])[-1]
     until(lambda: sum(event["bytes"] for event in world.api.asset_events()) == world.total(ALERTS))
-    told = world.api.xcom("flight_alerts", last["dag_run_id"], "count_alerts")
-    assert 0 < told["alerts"] <= len(expected_alerts(load_flights(FLIGHTS)))
+    result = world.api.xcom("flight_alerts", last["dag_run_id"], "count_alerts")
+    assert 0 < result["alerts"] <= len(expected_alerts(load_flights(FLIGHTS)))
 
 
 def test_a_cleared_task_publishes_nothing_more(world: AirflowWorld, run: str) -> None:
@@ -117,7 +117,7 @@ def test_a_killed_triggerer_misses_and_repeats_nothing(world: AirflowWorld, run:
         paused = world.airflow.start_part("triggerer")
         grow()
         os.killpg(paused.pid, signal.SIGSTOP)
-        world.airflow.start_part("triggerer")  # It takes over, and the other is back a while later.
+        world.airflow.start_part("triggerer")  # It takes over, and the paused one resumes later.
         grow()
         os.killpg(paused.pid, signal.SIGCONT)
         grow(3)
@@ -140,7 +140,7 @@ def test_a_killed_triggerer_misses_and_repeats_nothing(world: AirflowWorld, run:
     assert sum(event["bytes"] for event in events) == world.total(ALERTS)
 
 
-def test_two_runs_at_once_publish_their_own_rows(world: AirflowWorld, run: str) -> None:
+def test_concurrent_runs_publish_their_own_rows(world: AirflowWorld, run: str) -> None:
     before = world.messages(EVENTS)
     runs = [world.api.start("flights", {"limit": 200}) for _ in range(2)]
     for each in runs:

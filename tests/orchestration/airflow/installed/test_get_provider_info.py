@@ -1,4 +1,4 @@
-"""The facts that Airflow reads: every named thing exists."""
+"""The provider information for Airflow: every named object exists."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_airflow_finds_the_provider() -> None:
     assert hook.hook_class_name == "airflow_coranto.hooks.coranto.CorantoHook"
     assert "airflow_coranto.queues.journal.JournalMessageQueueProvider" in manager.queue_class_names
     assert "journal" in manager.asset_uri_handlers
-    if Version(airflow.__version__) >= Version("3.2"):  # Before, fields are declared only with Flask's forms.
+    if Version(airflow.__version__) >= Version("3.2"):  # Earlier versions declare fields only in Flask's forms.
         assert "extra__coranto__tls_ca" in manager.connection_form_widgets
 
 

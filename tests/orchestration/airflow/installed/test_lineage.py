@@ -1,4 +1,4 @@
-"""Positions of groups around a task's work, as lineage reports them."""
+"""Positions of groups before and after a task's work, for lineage."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from coranto.wire import protocol_pb2 as pb
 
 
 class Forgetful:
-    """A client whose brokers do not know the head of one journal, in the first answers."""
+    """A client with one unknown head in its first answers."""
 
     def __init__(self, client: SyncJournalClient, answers: int, retry_timeout: float = 10.0) -> None:
         self.config = SimpleNamespace(retry_timeout=retry_timeout)
-        self.asked = 0
+        self.queried = 0
         self._client = client
         self._answers = answers
 
     def heads(self, selector: Any) -> Heads:
         heads = self._client.heads(selector)
-        self.asked += 1
-        if self.asked > self._answers:
+        self.queried += 1
+        if self.queried > self._answers:
             return heads
         first, *others = heads.journals
         unknown = replace(first, status=pb.NO_JOURNAL_PRIMARY_BROKER, problem="it has no primary", head=0)
@@ -42,26 +42,26 @@ def forgetful(client: SyncJournalClient, answers: int, retry_timeout: float = 10
 
 @pytest.fixture
 def filled(client: SyncJournalClient, group: str) -> str:
-    """A group whose journals hold some bytes."""
+    """A group with content in its journals."""
     for journal in client.list(f"name:prefix={group}/").names:
         client.append(journal, b"before\n")
     return group
 
 
-def test_heads_that_are_not_known_yet_are_waited_for(client: SyncJournalClient, filled: str) -> None:
+def test_unknown_heads_are_waited_for(client: SyncJournalClient, filled: str) -> None:
     known = positions_in(client, [filled])
-    asked = forgetful(client, 2)
-    assert positions_in(asked, [filled]) == known
-    assert cast(Forgetful, asked).asked == 3
+    queried = forgetful(client, 2)
+    assert positions_in(queried, [filled]) == known
+    assert cast(Forgetful, queried).queried == 3
     assert positions_after(forgetful(client, 2), known) == known
 
 
-def test_work_does_not_begin_without_the_heads(client: SyncJournalClient, filled: str) -> None:
+def test_work_does_not_begin_while_heads_are_unknown(client: SyncJournalClient, filled: str) -> None:
     with pytest.raises(Unavailable, match=f"the head of {filled}/part-000 is unknown: it has no primary"):
         positions_in(forgetful(client, 1000, 0.1), [filled])
 
 
-def test_a_head_that_is_unknown_after_the_work_counts_as_no_growth(client: SyncJournalClient, filled: str) -> None:
+def test_a_head_unknown_after_the_work_counts_as_no_growth(client: SyncJournalClient, filled: str) -> None:
     before = positions_in(client, [filled])
     first, second = client.list(f"name:prefix={filled}/").names
     client.append(first, b"unseen\n")

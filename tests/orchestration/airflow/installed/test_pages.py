@@ -1,4 +1,4 @@
-"""Recovery with approval, secrets, and the pages of Airflow in a browser, on a real Airflow over a real cluster."""
+"""Recovery with approval, secrets, and Airflow's pages in a browser, on a real Airflow with a real cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(world: AirflowWorld) -> str:
     return run
 
 
-def test_damage_is_mended_as_a_person_has_approved(world: AirflowWorld, run: str) -> None:
+def test_damage_is_repaired_after_approval(world: AirflowWorld, run: str) -> None:
     folder = world.config.file_root
     assert folder is not None
     (damaged, *_) = until(lambda: sorted((folder / SHOP).rglob("*.zst")))
@@ -45,8 +45,8 @@ def test_damage_is_mended_as_a_person_has_approved(world: AirflowWorld, run: str
     world.api.await_task("recovery", recovery, "recovery.approve", "awaiting_input", "deferred")
     assert world.api.task("recovery", recovery, "recovery.recover")["state"] is None
     path = f"/dags/recovery/dagRuns/{quote(recovery)}/taskInstances/recovery.approve/-1/hitlDetails"
-    # A person is slower than the scheduler, which must hear first that the task waits.
-    until(lambda: _heard_of(world, "recovery.approve"))
+    # Answer only after the scheduler has received that the task waits, as a person would.
+    until(lambda: _has_event_of(world, "recovery.approve"))
     details = world.api.call(path)
     assert f"Approve {plan['hash']}" in details["options"]
     assert plan["hash"] in details["body"]
@@ -57,14 +57,14 @@ def test_damage_is_mended_as_a_person_has_approved(world: AirflowWorld, run: str
     assert not damaged.exists() or damaged.stat().st_size
 
 
-def _heard_of(world: AirflowWorld, task: str) -> bool:
-    """Return whether the scheduler has heard that a worker is done with a task."""
+def _has_event_of(world: AirflowWorld, task: str) -> bool:
+    """Return whether the scheduler has received the end of a task from its worker."""
     log = (world.airflow.data_dir / "logs" / "airflow-scheduler.log").read_text()
     return any("Received executor event" in line and f"task_id='{task}'" in line for line in log.splitlines())
 
 
-def test_no_log_tells_the_token(world: AirflowWorld, run: str) -> None:
-    assert not world.files_that_hold(TOKEN.rpartition(".")[2])
+def test_no_log_contains_the_token(world: AirflowWorld, run: str) -> None:
+    assert not world.files_containing(TOKEN.rpartition(".")[2])
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def page(tmp_path: Path) -> Iterator[Page]:
 
 
 def picture(page: Page, name: str) -> None:
-    """Keep a picture in the folder that $CORANTO_PICTURES names, if it does."""
+    """Save a screenshot in the folder $CORANTO_PICTURES, if it is set."""
     if folder := os.environ.get("CORANTO_PICTURES"):
         page.screenshot(path=Path(folder) / name)
 
@@ -91,7 +91,7 @@ def picture(page: Page, name: str) -> None:
 @pytest.mark.browser
 def test_the_pages_of_the_job_in_a_browser(world: AirflowWorld, run: str, page: Page) -> None:
     page.add_init_script("localStorage.setItem('default_dag_view', JSON.stringify('graph'))")
-    page.goto(world.airflow.url)  # Airflow 3.1 forgets the page that a login is for.
+    page.goto(world.airflow.url)  # Airflow 3.1 does not return to the requested page after the login.
     page.get_by_text("Welcome").first.wait_for()
     page.goto(f"{world.airflow.url}/dags/flights")
     for task in ("apply_specs", "publish_flights", "consume_flights", "audit"):

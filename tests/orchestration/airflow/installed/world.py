@@ -1,4 +1,4 @@
-"""Airflow over a real cluster, for all tests of a session: the flights' DAGs, and those of a small shop."""
+"""Airflow with a real cluster, for all tests of a session, with DAGs for the flights and for a small shop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLOW = "slow/orders"
 INGESTED = "ingested/orders"
 INGESTED_ROWS = 20_000
 STORED = "stored_in_airflow"
-"""A connection that is in Airflow's database."""
+"""A connection stored in Airflow's database."""
 SHOP_DAGS = f'''
 import time
 from datetime import timedelta
@@ -89,7 +89,7 @@ with DAG("slow_shop", schedule=None, default_args=RETRY):
 
 @dataclass(frozen=True)
 class AirflowWorld:
-    """Airflow and the cluster below it."""
+    """Airflow and its cluster."""
 
     airflow: AirflowStandalone
     api: AirflowApi
@@ -102,11 +102,11 @@ class AirflowWorld:
 
     @property
     def table_url(self) -> str:
-        """The store of the table of the DAG `table`."""
+        """The store of the DAG `table`."""
         return f"sqlite:///{self.airflow.data_dir / 'table.db'}"
 
-    def files_that_hold(self, secret: str) -> list[Path]:
-        """Return the files of Airflow and the cluster's logs that hold a text: logs, databases, results of tasks."""
+    def files_containing(self, secret: str) -> list[Path]:
+        """Return the files of Airflow and the cluster's logs that contain a text."""
         kinds = (".log", ".db", ".db-wal", ".json")
         files = [path for path in self.airflow.home.rglob("*") if path.is_file() and path.suffix in kinds]
         files += list((self.airflow.data_dir / "logs").glob("*.log"))
@@ -114,18 +114,18 @@ class AirflowWorld:
         return [path for path in files if secret.encode() in path.read_bytes()]
 
     def total(self, group: str) -> int:
-        """Return the bytes that the journals of a group hold."""
+        """Return the number of bytes in the journals of a group."""
         return sum(self.client.head(name) for name in self.client.list(f"name:prefix={group}/").names)
 
     def messages(self, group: str) -> int:
-        """Return the number of messages that a reader of committed messages sees."""
+        """Return the number of committed messages of a group."""
         names = self.client.list(f"name:prefix={group}/").names
         return sum(1 for name in names for _ in committed_messages(self.client, name, JsonLines()))
 
 
 @contextmanager
 def airflow_world(data: Path, dags: Path) -> Iterator[AirflowWorld]:
-    """Run a cluster below `data`, and Airflow over it with the DAGs in `dags`."""
+    """Run a cluster below `data`, and Airflow with the DAGs in `dags`."""
     for path in DAGS.glob("*.py"):
         shutil.copy(path, dags)
     (dags / "shop.py").write_text(SHOP_DAGS)
@@ -135,7 +135,7 @@ def airflow_world(data: Path, dags: Path) -> Iterator[AirflowWorld]:
     connection = {"conn_type": "coranto", "password": TOKEN, "extra": {"data_dir": str(data), "cluster": "demo"}}
     settings = {
         "AIRFLOW_CONN_CORANTO_DEFAULT": json.dumps(connection),
-        # Another triggerer takes over from a dead one after this many seconds.
+        # The seconds until another triggerer takes over from a dead one.
         "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "8",
         "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
         "PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in SOURCES),
@@ -149,7 +149,7 @@ def airflow_world(data: Path, dags: Path) -> Iterator[AirflowWorld]:
 
 
 def _put_ingest(rows: Path, file: Path) -> None:
-    """Write rows, and the file of an ingest that commits them in many transactions."""
+    """Write rows, and the file of an ingest with many transactions."""
     rows.mkdir()
     (rows / "rows.jsonl").write_text("".join(f'{{"n": {number}}}\n' for number in range(INGESTED_ROWS)))
     ingest = {

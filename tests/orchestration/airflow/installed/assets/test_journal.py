@@ -1,4 +1,4 @@
-"""Assets of journals, their URIs and their names in OpenLineage."""
+"""Assets of journals, their URIs, and their names in OpenLineage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_coranto.assets.journal import journal_asset, journal_uri, to_openli
 from coranto.errors import InvalidInput
 
 
-def test_a_group_has_a_uri_that_airflow_takes() -> None:
+def test_a_group_has_a_valid_airflow_uri() -> None:
     asset = journal_asset("flights/events", cluster="prod")
     assert asset.uri == "journal://prod/flights/events"
     assert not asset.watchers
@@ -29,7 +29,7 @@ def test_other_uris_are_refused(uri: str) -> None:
         Asset(uri)
 
 
-def test_groups_below_which_no_journal_can_be_are_refused() -> None:
+def test_invalid_groups_and_options_are_refused() -> None:
     with pytest.raises(InvalidInput):
         journal_uri("flights/events/")
     with pytest.raises(InvalidInput):

@@ -1,4 +1,4 @@
-"""The hook over a real broker: connections that are defined, those that are not, and Airflow's form."""
+"""The hook with a real broker: defined and missing connections, and Airflow's form."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_the_button_of_the_form_tests_a_connection(
 
 @pytest.mark.parametrize("conn_id", ["coranto_default", "prod"])
 @pytest.mark.parametrize("value", ["coranto://HOST:PORT", "coranto://"])
-def test_the_error_about_a_connection_prints_lines_that_define_it(
+def test_the_error_of_a_missing_connection_prints_lines_that_define_it(
     broker: SyncCluster, monkeypatch: pytest.MonkeyPatch, conn_id: str, value: str
 ) -> None:
-    monkeypatch.setenv("CORANTO_ENDPOINT", broker.endpoint)  # A cluster of this machine is not taken unasked.
+    monkeypatch.setenv("CORANTO_ENDPOINT", broker.endpoint)  # A cluster in the environment is not used by default.
     with pytest.raises(AirflowNotFoundException) as missing:
         CorantoHook(conn_id).client_config()
     with pytest.raises(AirflowNotFoundException) as awaited:
@@ -63,13 +63,13 @@ def test_the_error_about_a_connection_prints_lines_that_define_it(
     assert ran.stdout.split()[-1].removeprefix("http://") == address
 
 
-def test_a_name_that_no_shell_exports_is_defined_by_a_command() -> None:
+def test_a_name_that_is_not_a_shell_variable_is_defined_by_a_command() -> None:
     with pytest.raises(AirflowNotFoundException, match="airflow connections add another-one --conn-uri 'coranto://'"):
         CorantoHook("another-one").client_config()
 
 
 def test_a_task_without_its_connection_is_retried() -> None:
-    """Airflow says the same of a connection that it failed to look up."""
+    """Airflow reports a failed look-up of a connection in the same way."""
     with pytest.raises(AirflowException, match="connection 'prod' is not defined") as failed:
         AuditOperator(task_id="audit", group="shop/orders", coranto_conn_id="prod").execute({})
     assert not isinstance(failed.value, AirflowFailException)
@@ -86,6 +86,6 @@ print(*form.extra_fields, form.standard_fields.login.hidden)
 
 
 def test_the_form_of_a_connection_has_the_fields_of_extra() -> None:
-    """Before 3.2 Airflow takes them from the hook. A process that has loaded providers before has no fields then."""
+    """Before 3.2, Airflow gets them from the hook, and only in a process that has not loaded providers before."""
     ran = subprocess.run([sys.executable, "-c", FORM], capture_output=True, text=True, check=True, env={**os.environ})
     assert ran.stdout.splitlines()[-1].split() == [*CONNECTION_FIELDS, "True"]

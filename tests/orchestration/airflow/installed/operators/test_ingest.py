@@ -1,4 +1,4 @@
-"""The operator of ingests: over a real broker, as a worker calls it; and as a task of a real Airflow."""
+"""The operator of ingests: with a real broker, as a worker calls it, and as a task of a real Airflow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def numbers(config: ClientConfig, stream: str) -> list[int]:
 
 
 class Place:
-    """A folder of JSON files, the file of an ingest that reads them, and its stream."""
+    """A folder of JSON files, the file of an ingest of them, and its stream."""
 
     def __init__(self, folder: Path, client: SyncJournalClient) -> None:
         self.folder = folder
@@ -61,7 +61,7 @@ def place(client: SyncJournalClient, tmp_path: Path) -> Place:
     return Place(tmp_path, client)
 
 
-def test_rows_are_written_once_however_often_the_task_runs(place: Place, tmp_path: Path) -> None:
+def test_repeated_tasks_write_each_row_once(place: Place, tmp_path: Path) -> None:
     place.put("a", {"n": 1}, {"n": 2})
     first = place.task().execute({})
     assert (first["rows"], first["dead_letters"], first["transactions"], first["lost"]) == (2, 0, 1, {})
@@ -73,7 +73,7 @@ def test_rows_are_written_once_however_often_the_task_runs(place: Place, tmp_pat
     assert place.numbers() == [1, 2, 3]
 
 
-def test_the_stream_is_the_outlet_and_its_event_has_the_growth(place: Place) -> None:
+def test_the_stream_is_the_outlet_with_an_event_of_its_growth(place: Place) -> None:
     place.put("a", {"n": 1})
     operator = place.task(stream=place.stream, cluster="test")
     (asset,) = operator.outlets
@@ -86,12 +86,12 @@ def test_the_stream_is_the_outlet_and_its_event_has_the_growth(place: Place) -> 
     assert not place.task().outlets
 
 
-def test_another_stream_than_the_one_of_the_file_is_refused(place: Place) -> None:
+def test_a_stream_that_differs_from_the_file_is_refused(place: Place) -> None:
     with pytest.raises(AirflowFailException, match="the task names shop/else, and the file of the ingest shop/orders-"):
         place.task(stream="shop/else").execute({})
 
 
-def test_errors_that_a_retry_does_not_cure_fail_the_task(place: Place, tmp_path: Path) -> None:
+def test_permanent_errors_fail_the_task(place: Place, tmp_path: Path) -> None:
     place.put("a", {"n": 1})
     place.put("b", "poison")
     with pytest.raises(AirflowFailException, match=r"b\.jsonl, offset 0"):
@@ -104,7 +104,7 @@ def test_errors_that_a_retry_does_not_cure_fail_the_task(place: Place, tmp_path:
         place.task().execute({})
 
 
-def test_a_stream_that_may_be_created_later_is_retried(place: Place) -> None:
+def test_a_missing_stream_is_retried(place: Place) -> None:
     place.put("a", {"n": 1})
     text = json.loads(place.yaml())
     del text["create"]
@@ -113,14 +113,14 @@ def test_a_stream_that_may_be_created_later_is_retried(place: Place) -> None:
     assert not isinstance(missing.value, AirflowFailException)
 
 
-def test_dead_letters_and_their_number_are_in_the_result(place: Place) -> None:
+def test_the_result_has_the_number_of_dead_letters(place: Place) -> None:
     place.put("a", {"n": 1})
     place.put("b", "poison")
     done = place.task(place.yaml(poison="dead letters")).execute({})
     assert (done["rows"], done["dead_letters"]) == (1, 1)
 
 
-def test_a_task_that_is_terminated_is_no_success_and_leaves_the_rest_to_the_next_try(place: Place) -> None:
+def test_a_terminated_task_is_retried_and_the_retry_reads_the_rest(place: Place) -> None:
     place.put("a", *({"n": n} for n in range(20)))
     operator = place.task()
     operator.on_kill()
@@ -134,7 +134,7 @@ def test_a_task_that_is_terminated_is_no_success_and_leaves_the_rest_to_the_next
 
 @pytest.mark.system
 @pytest.mark.timeout(900)
-def test_a_task_that_is_killed_half_way_is_retried_and_writes_each_row_once(world: AirflowWorld) -> None:
+def test_a_killed_task_is_retried_and_writes_each_row_once(world: AirflowWorld) -> None:
     api = world.api
     run = api.start("ingest")
     task = api.await_task("ingest", run, "ingest", "running")
@@ -157,7 +157,7 @@ def test_a_task_that_is_killed_half_way_is_retried_and_writes_each_row_once(worl
     assert sources == {"ingest"}
 
 
-def test_a_broker_that_is_away_is_retried(
+def test_an_unavailable_broker_is_retried(
     place: Place, broker: SyncCluster, monkeypatch: pytest.MonkeyPatch, hurried: None
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_AWAY", "coranto://127.0.0.1:1")

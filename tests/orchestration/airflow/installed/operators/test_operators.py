@@ -1,4 +1,4 @@
-"""Operators over a real broker, as a worker calls them."""
+"""Operators with a real broker, as a worker calls them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ONCE = Counter(dict.fromkeys(range(50), 1))
 
 @dataclass
 class Instance:
-    """The parts of a task instance that operators use."""
+    """The attributes of a task instance that operators use."""
 
     dag_id: str = "shop"
     run_id: str = "manual__2026-01-01T00:00:00+00:00"
@@ -73,7 +73,7 @@ def publishing(group: str, rows: Any = ROWS, **options: Any) -> PublishOperator:
     return PublishOperator(task_id="task", group=group, rows=rows, key="order", **options)
 
 
-def test_a_task_that_is_run_again_publishes_nothing_more(client: SyncJournalClient, group: str) -> None:
+def test_a_repeated_task_publishes_nothing_more(client: SyncJournalClient, group: str) -> None:
     first = publishing(group).execute(context())
     again = publishing(group).execute(context())
     assert (first["messages"], first["is_new"], again["is_new"]) == (50, True, False)
@@ -96,7 +96,7 @@ def test_other_task_instances_publish_their_own_rows(
 def test_a_task_may_die_at_any_append_and_be_retried(
     client: SyncJournalClient, group: str, monkeypatch: pytest.MonkeyPatch, applied: bool
 ) -> None:
-    publishing(group, [], edition="first").execute(context())  # It creates the ledger.
+    publishing(group, [], edition="first").execute(context())  # Creates the ledger.
     for at in count(1):
         dying = DyingClient.of(client.config)
         assert isinstance(dying, DyingClient)
@@ -120,7 +120,7 @@ def test_another_edition_publishes_again(client: SyncJournalClient, group: str) 
     assert set(seen(client, group).values()) == {3}
 
 
-def test_rows_may_come_from_a_function_of_the_context(client: SyncJournalClient, group: str) -> None:
+def test_rows_can_come_from_a_function_of_the_context(client: SyncJournalClient, group: str) -> None:
     def rows(params: Mapping[str, Any], offset: int) -> Iterator[dict[str, Any]]:
         for number in range(params["limit"]):
             yield {"order": number + offset}
@@ -129,7 +129,7 @@ def test_rows_may_come_from_a_function_of_the_context(client: SyncJournalClient,
     assert seen(client, group) == ONCE
 
 
-def test_rows_of_a_function_that_fails_are_not_seen(client: SyncJournalClient, group: str) -> None:
+def test_rows_of_a_failed_function_are_not_visible(client: SyncJournalClient, group: str) -> None:
     def rows() -> Iterator[dict[str, Any]]:
         yield from ROWS[:20]
         raise ZeroDivisionError
@@ -141,7 +141,7 @@ def test_rows_of_a_function_that_fails_are_not_seen(client: SyncJournalClient, g
     assert seen(client, group) == ONCE
 
 
-def test_errors_that_last_are_not_retried_and_others_are(client: SyncJournalClient, group: str) -> None:
+def test_only_temporary_errors_are_retried(client: SyncJournalClient, group: str) -> None:
     with pytest.raises(AirflowFailException, match="no column 'order'"):
         publishing(group, [{"item": 1}]).execute(context())
     with pytest.raises(AirflowException, match="no journal") as missing:
@@ -149,7 +149,7 @@ def test_errors_that_last_are_not_retried_and_others_are(client: SyncJournalClie
     assert not isinstance(missing.value, AirflowFailException)
 
 
-def test_an_unreachable_cluster_is_told_without_the_token(monkeypatch: pytest.MonkeyPatch, hurried: None) -> None:
+def test_the_error_of_an_unreachable_cluster_omits_the_token(monkeypatch: pytest.MonkeyPatch, hurried: None) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_AWAY", "coranto://:header.secretpayload.signature@127.0.0.1:1")
     with pytest.raises(AirflowException) as away:
         AuditOperator(task_id="audit", group="shop/orders", coranto_conn_id="away").execute(context())
@@ -177,50 +177,50 @@ def test_specs_are_planned_applied_and_pruned(client: SyncJournalClient, broker:
     assert apply(both)["changed"] == 2
     assert apply(both) | {"digest": ""} == {"digest": "", "changed": 0, "steps": []}
     assert apply(one)["changed"] == 0
-    told = context()
+    data = context()
     with pytest.raises(AirflowFailException, match="part-001"):
-        ApplySpecsOperator(task_id="check", specs=one, prune=[name], plan_only=True, fail_on_drift=True).execute(told)
-    assert told["ti"].pushed["return_value"]["steps"][0]["action"] == "delete"
+        ApplySpecsOperator(task_id="check", specs=one, prune=[name], plan_only=True, fail_on_drift=True).execute(data)
+    assert data["ti"].pushed["return_value"]["steps"][0]["action"] == "delete"
     assert len(names()) == 2
     publishing(name).execute(context())
     assert apply(one, prune=["applied"])["changed"] == 1
     assert names() == (f"{name}/part-000",)
-    assert not publishing(name).execute(context())["is_new"]  # Its ledger, applied/orders-publications, is still there.
+    assert not publishing(name).execute(context())["is_new"]  # The ledger, applied/orders-publications, is kept.
     with pytest.raises(AirflowFailException):
         apply("name: [broken")
 
 
 def test_an_audit_pushes_its_report_and_fails_on_a_finding(client: SyncJournalClient, group: str) -> None:
-    told = context()
+    data = context()
     with pytest.raises(AirflowFailException, match="NOT sound"):
-        AuditOperator(task_id="audit", group="shop/nothing").execute(told)
-    assert told["ti"].pushed["report"]["findings"]
-    assert not told["ti"].pushed["return_value"]["sound"]
+        AuditOperator(task_id="audit", group="shop/nothing").execute(data)
+    assert data["ti"].pushed["report"]["findings"]
+    assert not data["ti"].pushed["return_value"]["sound"]
     with pytest.raises(AirflowFailException, match="depth"):
         AuditOperator(task_id="audit", group=group, depth="bottomless").execute(context())
 
 
-def test_the_report_of_very_many_findings_is_bounded() -> None:
+def test_the_size_of_a_report_is_limited() -> None:
     found = [
         Finding(Kind.CONTENT_LOST, Severity.ERROR, Subject.journal(f"shop/{number}"), "lost") for number in range(1200)
     ]
-    told = told_report(Report("", Depth.CHEAP, 0.0, 1.0, findings=found))
-    assert (len(told["findings"]), told["findings_left_out"]) == (1000, 200)
+    data = told_report(Report("", Depth.CHEAP, 0.0, 1.0, findings=found))
+    assert (len(data["findings"]), data["findings_left_out"]) == (1000, 200)
     assert "findings_left_out" not in told_report(Report("", Depth.CHEAP, 0.0, 1.0, findings=found[:1000]))
 
 
 def test_a_recovery_of_sound_journals_is_skipped(client: SyncJournalClient, group: str) -> None:
-    told = context()
+    data = context()
     with pytest.raises(AirflowSkipException):
-        PlanRecoveryOperator(task_id="plan", group=group).execute(told)
-    assert told["ti"].pushed["return_value"]["summary"] == "nothing to recover"
+        PlanRecoveryOperator(task_id="plan", group=group).execute(data)
+    assert data["ti"].pushed["return_value"]["summary"] == "nothing to recover"
 
 
-def test_a_plan_that_was_not_approved_is_not_carried_out(client: SyncJournalClient, group: str) -> None:
-    told = context()
+def test_an_unapproved_plan_is_not_executed(client: SyncJournalClient, group: str) -> None:
+    data = context()
     with pytest.raises(AirflowFailException, match="was approved"):
-        RecoverOperator(task_id="recover", group=group, approved={"approved": "0123456789abcdef"}).execute(told)
-    assert told["ti"].pushed["return_value"]["remaining"]["steps"] == []
+        RecoverOperator(task_id="recover", group=group, approved={"approved": "0123456789abcdef"}).execute(data)
+    assert data["ti"].pushed["return_value"]["remaining"]["steps"] == []
 
 
 def answer(option: str) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def answer(option: str) -> dict[str, Any]:
     }
 
 
-def test_the_approval_is_of_the_hash_on_the_button() -> None:
+def test_the_approval_has_the_hash_on_the_button() -> None:
     approve = ApproveRecoveryOperator(task_id="approve", plan={"hash": "beef", "text": "**1 step**"})
     assert approve.execute_complete(context(), answer("Approve f00d")) == {"approved": "f00d", "by": "ada"}
     with pytest.raises(AirflowSkipException):
@@ -242,9 +242,7 @@ def test_the_approval_is_of_the_hash_on_the_button() -> None:
         ApproveRecoveryOperator(task_id="approve", plan=None).execute(context())
 
 
-def test_a_consumer_whose_journal_was_made_again_while_it_waited_decides_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_consumer_handles_a_recreated_journal_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     store = SqlStore(url)
     fence, _ = store.raise_fence("revenue")
@@ -274,7 +272,7 @@ def test_a_consumer_without_a_safe_store_is_refused() -> None:
     assert consume.max_active_tis_per_dag == 1
 
 
-def test_a_consumer_has_the_options_of_its_engine_and_unknown_ones_are_refused_when_the_dag_is_parsed() -> None:
+def test_a_consumer_has_its_engines_options_and_unknown_ones_are_refused() -> None:
     def consumer(**options: Any) -> SparkConsumerOperator:
         return SparkConsumerOperator(task_id="x", application="shop:Revenue", store_url="sqlite://", options=options)
 
@@ -285,7 +283,7 @@ def test_a_consumer_has_the_options_of_its_engine_and_unknown_ones_are_refused_w
         consumer(max_bytes=1)
 
 
-def test_a_session_that_the_process_had_before_is_used_and_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_spark_session_is_used_and_kept_running(monkeypatch: pytest.MonkeyPatch) -> None:
     from coranto_consumers.spark.session import sessions
 
     class Found:
@@ -306,7 +304,7 @@ def uris(assets: Any) -> list[str]:
     return [each.uri for each in assets]
 
 
-def test_operators_declare_the_journals_that_they_read_and_write() -> None:
+def test_operators_declare_their_input_and_output_journals() -> None:
     made = publishing("shop/orders")
     assert (uris(made.inlets), uris(made.outlets)) == ([], ["journal://coranto_default/shop/orders"])
     named = publishing("shop/orders", coranto_conn_id="other", cluster="prod")
@@ -320,26 +318,26 @@ def test_operators_declare_the_journals_that_they_read_and_write() -> None:
     assert uris(consumer.outlets) == ["journal://coranto_default/shop/late"]
 
 
-def test_the_event_of_an_outlet_has_the_payload_of_a_watchers(client: SyncJournalClient, group: str) -> None:
+def test_the_event_of_an_outlet_has_the_payload_of_a_watcher(client: SyncJournalClient, group: str) -> None:
     operator = publishing(group)
     (asset,) = operator.outlets
     events = OutletEventAccessors()
-    told = operator.execute({**context(), "outlet_events": events})
+    data = operator.execute({**context(), "outlet_events": events})
     payload = events[asset].extra["payload"]
-    assert payload["heads"] == told["heads"]
-    heads = vector_of_json(told["heads"], "heads")
+    assert payload["heads"] == data["heads"]
+    heads = vector_of_json(data["heads"], "heads")
     assert vector_of_json(payload["since"], "since") == dict.fromkeys(heads, 0)
     assert payload["bytes"] == sum(heads.values()) > 0
     assert payload["group"] == group
 
 
 @pytest.mark.parametrize("budget", [0, -1, "0", "many"])
-def test_a_budget_of_nothing_is_refused_as_by_the_command(client: SyncJournalClient, group: str, budget: Any) -> None:
+def test_an_invalid_budget_is_refused_as_in_the_command(client: SyncJournalClient, group: str, budget: Any) -> None:
     with pytest.raises((InvalidInput, AirflowFailException), match=r"cannot read|is not a size"):
         AuditOperator(task_id="audit", group=group, depth="deep", budget=budget).execute(context())
 
 
-def test_an_audit_has_the_budget_of_the_command(
+def test_the_budget_of_an_audit_is_parsed_as_in_the_command(
     client: SyncJournalClient, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budgets = []

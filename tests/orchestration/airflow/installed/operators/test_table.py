@@ -1,4 +1,4 @@
-"""The operator of tables: over a real broker and SQLite, as a worker calls it."""
+"""The operator of tables: with a real broker and SQLite, as a worker calls it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def place(client: SyncJournalClient, tmp_path: Path) -> Place:
     return Place(tmp_path, client)
 
 
-def test_messages_are_written_once_however_often_the_task_runs(place: Place) -> None:
+def test_repeated_tasks_write_each_message_once(place: Place) -> None:
     place.write({"id": 1, "cents": 5}, {"id": 2, "cents": 6}, {"id": 1, "cents": 7})
     first = place.task().execute({})
     assert (first["messages"], first["rows"], first["bytes_behind"], first["messages_behind"]) == (3, 2, 0, 0)
@@ -78,7 +78,7 @@ def test_the_stream_is_the_inlet(place: Place) -> None:
         place.task(stream="shop/else").execute({})
 
 
-def test_errors_that_a_retry_does_not_cure_fail_the_task(place: Place) -> None:
+def test_permanent_errors_fail_the_task(place: Place) -> None:
     with pytest.raises(AirflowFailException, match="the field 'input' is missing"):
         place.task("name: orders").execute({})
     place.write({"id": 1, "cents": 5})
@@ -91,7 +91,7 @@ def test_errors_that_a_retry_does_not_cure_fail_the_task(place: Place) -> None:
     assert place.rows() == [(1, 5)]
 
 
-def test_a_changed_input_takes_its_code(place: Place, client: SyncJournalClient) -> None:
+def test_a_changed_input_needs_its_code(place: Place, client: SyncJournalClient) -> None:
     place.write({"id": 1, "cents": 5})
     place.task().execute({})
     other = Place(place.folder, client)
@@ -102,7 +102,7 @@ def test_a_changed_input_takes_its_code(place: Place, client: SyncJournalClient)
     assert other.task(accept_changes=code).execute({})["rows"] == 2
 
 
-def test_a_task_that_is_terminated_is_no_success_and_leaves_the_rest_to_the_next_try(place: Place) -> None:
+def test_a_terminated_task_is_retried_and_the_retry_reads_the_rest(place: Place) -> None:
     place.write(*({"id": number, "cents": 1} for number in range(20)))
     operator = place.task()
     operator.on_kill()
@@ -114,7 +114,7 @@ def test_a_task_that_is_terminated_is_no_success_and_leaves_the_rest_to_the_next
 
 @pytest.mark.system
 @pytest.mark.timeout(900)
-def test_a_task_that_is_killed_is_retried_and_writes_each_message_once(world: AirflowWorld) -> None:
+def test_a_killed_task_is_retried_and_writes_each_message_once(world: AirflowWorld) -> None:
     api = world.api
     api.await_task("ingest", api.start("ingest"), "ingest", "success")
     run = api.start("table")
@@ -130,7 +130,7 @@ def test_a_task_that_is_killed_is_retried_and_writes_each_message_once(world: Ai
     assert (result["rows"], result["bytes_behind"]) == (INGESTED_ROWS, 0)
 
 
-def test_a_broker_that_is_away_is_retried(place: Place, monkeypatch: pytest.MonkeyPatch, hurried: None) -> None:
+def test_an_unavailable_broker_is_retried(place: Place, monkeypatch: pytest.MonkeyPatch, hurried: None) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_AWAY", "coranto://127.0.0.1:1")
     monkeypatch.setattr("coranto_consumers.tables.shard_runner.JOB_SECONDS", 0.1)
     with pytest.raises(AirflowException) as away:

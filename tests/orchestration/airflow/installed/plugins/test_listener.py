@@ -1,4 +1,4 @@
-"""The listener on Airflow's real database: a watcher's positions are stored with its event, or not at all."""
+"""The listener with Airflow's real database: a watcher's positions and its event are stored atomically."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class Crash(Exception):
 
 
 def as_registered(asset: AssetModel) -> Any:
-    """Return an asset as the triggerer registers its changes: Airflow 3.1 has another form of it."""
+    """Return an asset in the form that the triggerer registers, which differs in Airflow 3.1."""
     return asset.to_serialized() if hasattr(asset, "to_serialized") else asset.to_public()
 
 
 def store_event(*event: int, uris: Sequence[str] = (URI,), crash: bool = False) -> None:
     """Store an event of assets, in one transaction, as the triggerer does (`Trigger.submit_event`)."""
-    told = payload(*event)
+    payloads = payload(*event)
     with create_session() as session:
         for uri in uris:
             asset = session.scalars(select(AssetModel).where(AssetModel.uri == uri)).one()
-            extra = {"from_trigger": True, "payload": told}
+            extra = {"from_trigger": True, "payload": payloads}
             AssetManager.register_asset_change(asset=as_registered(asset), extra=extra, session=session)
         if crash:
             raise Crash
@@ -60,10 +60,10 @@ def store_event(*event: int, uris: Sequence[str] = (URI,), crash: bool = False) 
 def kept() -> tuple[list[tuple[int, int, int]], Any]:
     """Return begin, end and bytes of stored events, and the positions in the variable."""
     with create_session() as session:
-        told = [event.extra["payload"] for event in session.scalars(select(AssetEvent).order_by(AssetEvent.id))]
+        payloads = [event.extra["payload"] for event in session.scalars(select(AssetEvent).order_by(AssetEvent.id))]
         variable = session.scalars(select(Variable).where(Variable.key == NAME)).one_or_none()
         stored = StoredEvent.from_json(variable.val).positions if variable is not None and variable.val else None
-        return [(each["since"][JOURNAL], each["heads"][JOURNAL], each["bytes"]) for each in told], stored
+        return [(each["since"][JOURNAL], each["heads"][JOURNAL], each["bytes"]) for each in payloads], stored
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def asset() -> None:
             session.add(AssetActive(name=uri, uri=uri))
 
 
-def test_the_plugin_brings_the_listener() -> None:
+def test_the_plugin_registers_the_listener() -> None:
     assert listener in get_listener_manager().pm.get_plugins()
 
 
@@ -94,15 +94,15 @@ def test_a_crash_before_the_commit_stores_neither() -> None:
     assert kept() == ([(0, 5, 5)], {JOURNAL: [7, 5]})
 
 
-def test_of_two_triggerers_at_work_none_repeats_a_byte() -> None:
+def test_two_running_triggerers_repeat_no_byte() -> None:
     store_event(1, 0, 0, 5)
-    store_event(2, 1, 5, 9)  # By the one that took over.
-    store_event(3, 1, 5, 12)  # By the one that was taken for dead.
+    store_event(2, 1, 5, 9)  # By the new triggerer.
+    store_event(3, 1, 5, 12)  # By the triggerer that was considered dead.
     store_event(4, 2, 9, 12)
     assert kept() == ([(0, 5, 5), (5, 9, 4), (9, 12, 3), (12, 12, 0)], {JOURNAL: [7, 12]})
 
 
-def test_an_event_that_a_session_has_loaded_is_left_as_it_is() -> None:
+def test_an_event_loaded_in_a_session_is_not_changed() -> None:
     store_event(1, 0, 0, 5)
     store_event(2, 1, 5, 9)
     with create_session() as session:
@@ -114,19 +114,19 @@ def test_an_event_that_a_session_has_loaded_is_left_as_it_is() -> None:
     assert kept() == ([(0, 5, 5), (5, 9, 4)], {JOURNAL: [7, 9]})
 
 
-def test_assets_that_share_a_watcher_have_the_same_event() -> None:
+def test_assets_with_the_same_watcher_get_the_same_event() -> None:
     store_event(1, 0, 0, 5)
     store_event(3, 0, 0, 12, uris=(URI, OTHER))
     assert kept() == ([(0, 5, 5), (5, 12, 7), (5, 12, 7)], {JOURNAL: [7, 12]})
 
 
-def test_a_variable_that_somebody_broke_is_made_whole_by_the_next_event() -> None:
+def test_the_next_event_repairs_a_damaged_variable() -> None:
     Variable.set(NAME, "nonsense")
     store_event(2, 1, 5, 9)
     assert kept() == ([(5, 9, 4)], {JOURNAL: [7, 9]})
 
 
-def test_events_of_others_touch_no_variable() -> None:
+def test_other_events_change_no_variable() -> None:
     Variable.set("admin_password", "unchanged")
     with create_session() as session:
         asset = session.scalars(select(AssetModel).where(AssetModel.uri == URI)).one()

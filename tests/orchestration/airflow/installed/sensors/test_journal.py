@@ -1,4 +1,4 @@
-"""The sensor over a real broker, as a worker calls it."""
+"""The sensor with a real broker, as a worker calls it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def deferred_by(made: JournalSensor) -> JournalOffsetTrigger:
     return trigger
 
 
-def test_a_deferrable_sensor_goes_to_the_triggerer_with_its_vector(client: SyncJournalClient, group: str) -> None:
+def test_a_deferrable_sensor_defers_to_the_triggerer_with_its_vector(client: SyncJournalClient, group: str) -> None:
     client.append(f"{group}/part-000", b"old")
     wait = sensor(group, deferrable=True, poke_interval=7)
     heads = heads_of(client, group)
@@ -56,13 +56,11 @@ def test_a_deferrable_sensor_goes_to_the_triggerer_with_its_vector(client: SyncJ
     assert wait.execute_complete({}, {"heads": heads, "bytes": 3}) == {"heads": heads, "bytes": 3}
     with pytest.raises(AirflowFailException, match="refused"):
         wait.execute_complete({}, {"error": "refused"})
-    for beyond in (vector_to_json(heads), {name: str(int(at)) for name, at in heads.items()}):  # As templates give it.
+    for beyond in (vector_to_json(heads), {name: str(int(at)) for name, at in heads.items()}):  # As in templates.
         assert deferred_by(sensor(group, deferrable=True, beyond=beyond)).beyond == heads
 
 
-def test_a_deferrable_sensor_whose_journals_have_grown_needs_no_triggerer(
-    client: SyncJournalClient, group: str
-) -> None:
+def test_a_deferrable_sensor_does_not_defer_after_growth(client: SyncJournalClient, group: str) -> None:
     client.append(f"{group}/part-001", b"new")
     found = sensor(group, deferrable=True, beyond={}).execute({})
     assert (found["bytes"], vector_of_json(found["heads"], "heads")) == (3, heads_of(client, group))
@@ -70,7 +68,7 @@ def test_a_deferrable_sensor_whose_journals_have_grown_needs_no_triggerer(
 
 @pytest.mark.parametrize(("beyond", "problem"), [("{'a': 1}", "native_obj"), ({"a": "x"}, "is not an offset for a")])
 @pytest.mark.parametrize("deferrable", [False, True])
-def test_a_vector_that_is_none_fails_without_a_retry(
+def test_an_invalid_vector_fails_without_a_retry(
     client: SyncJournalClient, group: str, beyond: Any, problem: str, deferrable: bool
 ) -> None:
     with pytest.raises(AirflowFailException, match=problem):
@@ -101,7 +99,7 @@ def test_a_poking_sensor_waits_for_a_commit(broker: SyncCluster, client: SyncJou
     assert wait.execute({})["bytes"] == client.head(journal)
 
 
-def test_a_sensor_may_be_rescheduled_with_a_vector_only(client: SyncJournalClient, group: str) -> None:
+def test_rescheduling_a_sensor_needs_a_vector(client: SyncJournalClient, group: str) -> None:
     with pytest.raises(InvalidInput, match="give `beyond`, or use deferrable=True"):
         sensor(group, mode="reschedule")
     assert sensor(group, mode="reschedule", deferrable=True)
@@ -110,25 +108,25 @@ def test_a_sensor_may_be_rescheduled_with_a_vector_only(client: SyncJournalClien
         sensor(group, poke_interval=0)
 
 
-def test_the_time_of_a_sensor_is_bounded(client: SyncJournalClient, group: str) -> None:
+def test_a_sensor_times_out(client: SyncJournalClient, group: str) -> None:
     with pytest.raises(AirflowSensorTimeout):
         sensor(group, timeout=0).execute({})
     with pytest.raises(AirflowSkipException):
         sensor(group, timeout=0, soft_fail=True).execute({})
 
 
-def test_a_poking_sensor_outlasts_a_cluster_that_is_away_and_a_deferrable_one_is_retried(
+def test_a_poking_sensor_waits_for_the_cluster_and_a_deferrable_one_is_retried(
     group: str, client: SyncJournalClient, broker: SyncCluster, monkeypatch: pytest.MonkeyPatch, hurried: None
 ) -> None:
     client.append(f"{group}/part-000", b"old")
     wait = sensor(group, coranto_conn_id="moving")
     monkeypatch.setenv("AIRFLOW_CONN_MOVING", "coranto://127.0.0.1:1")
     assert not wait.poke({})
-    with pytest.raises(AirflowException) as away:  # Without heads of its start it would wait for nothing.
+    with pytest.raises(AirflowException) as away:  # Without initial heads there is nothing to wait for.
         sensor(group, coranto_conn_id="moving", deferrable=True).execute({})
     assert not isinstance(away.value, AirflowFailException)
     monkeypatch.setenv("AIRFLOW_CONN_MOVING", json.dumps({"conn_type": "coranto", "host": broker.endpoint}))
-    assert not wait.poke({}), "what was there at the first answer does not count"
+    assert not wait.poke({}), "content present at the first answer does not count"
     client.append(f"{group}/part-000", b"new")
     found = wait.poke({})
     assert found
@@ -136,7 +134,7 @@ def test_a_poking_sensor_outlasts_a_cluster_that_is_away_and_a_deferrable_one_is
 
 
 @pytest.mark.parametrize("deferrable", [False, True])
-def test_a_journal_that_was_made_again_fails_the_task(client: SyncJournalClient, group: str, deferrable: bool) -> None:
+def test_a_recreated_journal_fails_the_task(client: SyncJournalClient, group: str, deferrable: bool) -> None:
     journal = f"{group}/part-000"
     client.append(journal, b"12345")
     beyond = vector_to_json({journal: client.head(journal)})
@@ -148,7 +146,7 @@ def test_a_journal_that_was_made_again_fails_the_task(client: SyncJournalClient,
         sensor(group, beyond=beyond, deferrable=deferrable).execute({})
 
 
-def test_a_group_without_journals_is_named_once(broker: SyncCluster, client: SyncJournalClient) -> None:
+def test_a_group_without_journals_is_logged_once(broker: SyncCluster, client: SyncJournalClient) -> None:
     wait = sensor("not-yet/orders", beyond={})
     with capture_logs() as logs:
         assert not wait.poke({})

@@ -1,4 +1,4 @@
-"""The trigger over a real broker: each appended byte belongs to one event, however often the trigger is restarted."""
+"""The trigger with a real broker: each appended byte is in exactly one event, over any restarts of the trigger."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def appending(broker: SyncCluster, group: str) -> AsyncIterator[Any]:
 
 def watcher(group: str, **options: Any) -> JournalOffsetTrigger:
     made = JournalOffsetTrigger(group, interval=0.02, **options)
-    path, arguments = made.serialize()  # As the triggerer gets it.
+    path, arguments = made.serialize()  # As the triggerer receives it.
     assert path == "airflow_coranto.triggers.journal.JournalOffsetTrigger"
     return JournalOffsetTrigger(**json.loads(json.dumps(arguments)))
 
@@ -70,7 +70,7 @@ async def next_event(events: AsyncIterator[TriggerEvent]) -> dict[str, Any]:
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(SECONDS):
-        while not holds():  # noqa: ASYNC110  # nothing tells
+        while not holds():  # noqa: ASYNC110  # there is no event
             await asyncio.sleep(0.01)
 
 
@@ -79,7 +79,7 @@ async def begun(variables: dict[str, str], of: JournalOffsetTrigger) -> None:
 
 
 async def first_event(variables: dict[str, str], of: JournalOffsetTrigger, append: Any) -> dict[str, Any]:
-    """Start a watcher, append to the first journal when it has begun, and return its event."""
+    """Start a watcher, append to the first journal after its start, and return its event."""
     async with aclosing(of.run()) as events:
         waiting = asyncio.ensure_future(next_event(events))
         await begun(variables, of)
@@ -87,9 +87,7 @@ async def first_event(variables: dict[str, str], of: JournalOffsetTrigger, appen
         return await waiting
 
 
-async def test_a_watcher_begins_at_the_heads_that_it_finds(
-    variables: dict[str, str], appending: Any, group: str
-) -> None:
+async def test_a_watcher_begins_at_the_current_heads(variables: dict[str, str], appending: Any, group: str) -> None:
     await appending(0, b"old")
     event = await first_event(variables, watcher(group), appending)
     since, heads = (vector_of_json(event[name], name) for name in ("since", "heads"))
@@ -97,20 +95,22 @@ async def test_a_watcher_begins_at_the_heads_that_it_finds(
     assert id_of(heads[f"{group}/part-000"]) == id_of(since[f"{group}/part-000"]) != ""
 
 
-async def test_a_watcher_may_begin_with_what_is_there(variables: dict[str, str], appending: Any, group: str) -> None:
+async def test_a_watcher_can_begin_at_the_earliest_content(
+    variables: dict[str, str], appending: Any, group: str
+) -> None:
     await appending(1, b"old")
     async with aclosing(watcher(group, earliest=True).run()) as events:
         assert (await next_event(events))["bytes"] == 3
 
 
-async def test_a_restarted_watcher_goes_on_behind_the_last_stored_event(
+async def test_a_restarted_watcher_continues_after_the_last_stored_event(
     variables: dict[str, str], appending: Any, group: str
 ) -> None:
     of = watcher(group)
     event = await first_event(variables, of, appending)
     async with aclosing(watcher(group).run()) as events:  # The triggerer died before it stored the event.
         assert (await next_event(events))["heads"] == event["heads"]
-    variables[of.variable] = settle(event, None)[1].to_json()  # Now it is stored.
+    variables[of.variable] = settle(event, None)[1].to_json()  # Stored now.
     await appending(1, b"while nobody looked")
     async with aclosing(watcher(group).run()) as events:
         again = await next_event(events)
@@ -127,9 +127,7 @@ async def test_small_growth_waits_for_more(variables: dict[str, str], appending:
         assert (await waiting)["bytes"] == 10
 
 
-async def test_a_variable_that_somebody_broke_is_not_replaced(
-    variables: dict[str, str], appending: Any, group: str
-) -> None:
+async def test_a_damaged_variable_is_not_replaced(variables: dict[str, str], appending: Any, group: str) -> None:
     of = watcher(group)
     variables[of.variable] = '{"a": "b"}'
     await appending(0, b"grown")
@@ -141,7 +139,7 @@ async def test_a_variable_that_somebody_broke_is_not_replaced(
         assert (await waiting)["bytes"] == 5
 
 
-async def test_a_watcher_outlasts_a_cluster_that_is_away_and_a_missing_connection(
+async def test_a_watcher_waits_for_a_missing_connection_or_cluster(
     variables: dict[str, str], appending: Any, group: str, monkeypatch: pytest.MonkeyPatch, broker: SyncCluster
 ) -> None:
     monkeypatch.setattr(module, "_MAX_PAUSE", 0.05)
@@ -171,7 +169,7 @@ async def test_a_waiting_task_gets_one_event_from_its_vector(appending: Any, gro
             await anext(events)
 
 
-async def test_a_waiting_task_is_told_that_its_journal_was_made_again(
+async def test_a_waiting_task_gets_an_error_for_a_recreated_journal(
     appending: Any, group: str, client: SyncJournalClient
 ) -> None:
     journal = f"{group}/part-000"
@@ -188,10 +186,10 @@ async def test_a_waiting_task_is_told_that_its_journal_was_made_again(
     async with aclosing(watcher(group, beyond={}).run()) as events:
         assert (await next_event(events))["bytes"] == 8, "as the error advises"
     async with aclosing(watcher(group, beyond={journal: 5}).run()) as events:
-        assert (await next_event(events))["bytes"] == 3, "a number is of any journal"
+        assert (await next_event(events))["bytes"] == 3, "an offset without an id fits any journal"
 
 
-async def test_a_waiting_task_is_told_what_waiting_will_not_cure(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_waiting_task_gets_permanent_errors(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_WRONG", json.dumps({"conn_type": "coranto", "extra": {"tls_cs": "x"}}))
     for coranto_conn_id in ("wrong", "absent"):
         async with aclosing(watcher(group, beyond={}, coranto_conn_id=coranto_conn_id).run()) as events:
@@ -216,7 +214,7 @@ async def next_event_of(of: JournalOffsetTrigger) -> AsyncIterator[asyncio.Futur
             await asyncio.wait([waiting])
 
 
-async def test_one_publication_is_one_event_and_a_killed_attempt_is_none(
+async def test_a_publication_is_one_event_and_a_killed_attempt_has_none(
     variables: dict[str, str], broker: SyncCluster, client: SyncJournalClient
 ) -> None:
     group = await json_group(broker)
@@ -238,14 +236,14 @@ async def test_one_publication_is_one_event_and_a_killed_attempt_is_none(
             await publish(commit=False)
             assert (await raw)["bytes"] > 0
         await asyncio.sleep(0.2)
-        assert not waiting.done(), "a killed attempt"
+        assert not waiting.done(), "a killed attempt made an event"
         await publish(commit=True)
         event = await waiting
     assert vector_of_json(event["heads"], "heads")[f"{group}/part-000"] == client.head(f"{group}/part-000")
     variables[of.variable] = settle(event, None)[1].to_json()
     async with next_event_of(of) as more:
         await asyncio.sleep(0.2)
-        assert not more.done(), "one event"
+        assert not more.done(), "a publication made two events"
 
 
 async def test_a_task_waits_for_a_commit(broker: SyncCluster, client: SyncJournalClient) -> None:
@@ -263,7 +261,7 @@ async def test_a_task_waits_for_a_commit(broker: SyncCluster, client: SyncJourna
         }
 
 
-async def test_a_group_without_journals_is_named_once(broker: SyncCluster, client: SyncJournalClient) -> None:
+async def test_a_group_without_journals_is_logged_once(broker: SyncCluster, client: SyncJournalClient) -> None:
     group = f"later-{os.urandom(4).hex()}"
     with capture_logs() as logs:
         async with next_event_of(watcher(group, beyond={})) as waiting:
