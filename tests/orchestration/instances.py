@@ -1,4 +1,4 @@
-"""Dagster instances for tests, without the costs that their databases and their output have."""
+"""Dagster instances for tests, without the costs of databases on disk and of captured output."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _NO_OUTPUT: Final = {
         "class": "NoOpComputeLogManager",
     }
 }
-"""Otherwise each step starts four processes that copy its output to the terminal."""
+"""Without this, each step starts four processes that copy its output to the terminal."""
 
 
 @contextmanager
 def new_instance(overrides: Mapping[str, Any] | None = None) -> Iterator[dg.DagsterInstance]:
-    """Yield an instance without runs, which $DAGSTER_HOME names. It has SQLite databases like Dagster's default one.
+    """Yield an instance without runs, named by $DAGSTER_HOME. It has SQLite databases like Dagster's default one.
 
-    The databases are copies of empty ones, and in memory if there is room, so that their many small commits wait for no
-    disk.
+    The databases are copies of empty ones, and in memory if it has free space, so that their many small commits do not
+    wait for a disk.
     """
     with tempfile.TemporaryDirectory(dir=_parent(), ignore_cleanup_errors=True) as home:
         shutil.copytree(_empty_home(), home, dirs_exist_ok=True)
@@ -39,7 +39,7 @@ def new_instance(overrides: Mapping[str, Any] | None = None) -> Iterator[dg.Dags
 
 @cache
 def _empty_home() -> Path:
-    """Return the home of an unused instance, which this process removes when it ends."""
+    """Return the home of an unused instance. It is removed when this process ends."""
     folder = tempfile.TemporaryDirectory(prefix="dagster-empty-")
     _kept.append(folder)
     with dg.instance_for_test(temp_dir=folder.name, set_dagster_home=False):
@@ -50,7 +50,7 @@ _kept: Final[list[tempfile.TemporaryDirectory[str]]] = []
 
 
 def _parent() -> Path | None:
-    """Return a folder in memory if there is one with room."""
+    """Return a folder in memory, if one has enough free space."""
     if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _MIN_FREE_BYTES:
         return _MEMORY
     return None

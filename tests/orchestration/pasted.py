@@ -1,7 +1,7 @@
-"""Every code block of a page, pasted into the tutorial's project and run there.
+"""Paste every code block of a page into the tutorial's project, and run it there.
 
-A block is named by a text that it contains. A page's plan has one entry for each block, so a new block of a page fails
-its test until the plan says how to run it.
+A block is named by a text that it contains. A page's test must take each block once, so a new block fails the test
+until the test runs it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Page:
         self._blocks = blocks_of(name)
 
     def take(self, kind: str, containing: str, replaced: Mapping[str, str] | None = None) -> str:
-        """Return the next block of a kind that contains a text, with addresses of examples replaced."""
+        """Return the next block of a kind that contains a text, with the addresses of examples replaced."""
         (index, content) = next(
             (index, content)
             for index, (each, content) in enumerate(self._blocks)
@@ -44,7 +44,7 @@ class Page:
         return content
 
     def commands(self, containing: str, replaced: Mapping[str, str] | None = None) -> list[str]:
-        """Return the commands of the next block of a console that contains a text."""
+        """Return the commands of the next console block that contains a text."""
         shown = self.take("console", containing, replaced).splitlines()
         return [line.removeprefix("$ ") for line in shown if line.startswith("$ ")]
 
@@ -65,11 +65,11 @@ class Project:
         return self.folder.parent / "data"
 
     def run(self, *command: str, **variables: str) -> str:
-        """Run a command in the project's folder, and return what it says. Fails with all that it said."""
+        """Run a command in the project's folder, and return its output. Fail with the output if it fails."""
         return self.bash(['exec "$@"'], command, **variables)
 
     def bash(self, lines: Sequence[str], arguments: Sequence[str] = (), **variables: str) -> str:
-        """Run lines of a shell, up to the first one that fails."""
+        """Run shell lines, up to the first one that fails."""
         done = subprocess.run(
             ["bash", "-e", "-c", "\n".join(lines), "bash", *arguments],
             cwd=self.folder,
@@ -89,7 +89,7 @@ class Project:
 
     @contextmanager
     def pasted(self, files: Mapping[str, str]) -> Iterator[None]:
-        """Have files below `src/shop` while the context is open."""
+        """Write files below `src/shop`, and remove them when the context ends."""
         paths = [self.folder / "src" / "shop" / name for name in files]
         for path, text in zip(paths, files.values(), strict=True):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,11 +118,11 @@ def run(job, **options):
     assert result.success
     return result
 """
-"""The first part of programs of pages: the definitions of the whole project, and a function that runs a job of them."""
+"""The beginning of a page's programs: the definitions of the whole project, and a function that runs a job."""
 
 
 def environment_of(folder: Path) -> dict[str, str]:
-    """Return the environment of the tutorial's user, whose shell is in `folder`."""
+    """Return the environment of the tutorial's user, with `folder` as the home."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CORANTO_")}
     return {
         **kept,
@@ -136,7 +136,7 @@ def environment_of(folder: Path) -> dict[str, str]:
 
 
 def project_of(folder: Path) -> Project:
-    """Return the project that the tutorial has left below `folder`, its cluster under way."""
+    """Return the tutorial's project below `folder`, with a running cluster."""
     shop = folder / "shop"
     return Project(
         shop,

@@ -1,4 +1,4 @@
-"""The application of these tests: it sums orders by customer, in all or by window. It imports Spark when it runs."""
+"""The application of these tests: sums of orders by customer, in total or by window. It imports Spark when it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status by which Dagster's UI shows an asset as "Unsynced"."""
+"""The status of an asset that Dagster's UI shows as "Unsynced"."""
 
 from __future__ import annotations
 

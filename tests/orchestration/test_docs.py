@@ -12,9 +12,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "dagster.md"
 BLOCKS = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
-def test_the_documents_example_makes_the_definitions_that_it_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_of_the_document_has_the_shown_definitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = (each for each in BLOCKS.findall(DOCUMENT.read_text()) if "dg.Definitions(" in each)
     (tmp_path / "documented_definitions.py").write_text(block)
     monkeypatch.syspath_prepend(tmp_path)
@@ -27,6 +25,6 @@ def test_the_documents_example_makes_the_definitions_that_it_shows(
     assert defs.resolve_sensor_def("shop_refunds__polling_sensor").job.name == "refunds_job"
 
 
-def test_the_document_names_everything_that_users_import() -> None:
+def test_the_documents_name_all_exports() -> None:
     text = DOCUMENT.read_text() + (DOCUMENT.parent / "spark.md").read_text()
     assert [name for name in dagster_coranto.__all__ if name not in text] == []

@@ -1,4 +1,4 @@
-"""A Spark consumer as a service: within a run, and beside Dagster."""
+"""A Spark consumer as a service: in a run, and outside of Dagster."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ consumer = spark_consumer_assets(
 
 @dataclass(frozen=True, slots=True)
 class StopOn:
-    """Asks to stop once an event is set."""
+    """Requests a stop once an event is set."""
 
     event: threading.Event
 
@@ -76,7 +76,7 @@ class Shop:
         run_blocking(self.broker.write(JOURNAL, f'{{"customer": "ada", "cents": {cents}}}\n'.encode()))
 
     def total(self) -> int:
-        """The cents in the store, as soon as it has the table."""
+        """Return the cents in the store, or 0 before it has the table."""
         found = self.store.read("revenue")
         if found is None or not found.checkpoint.sources:
             return 0
@@ -84,8 +84,8 @@ class Shop:
             return int(connection.execute(REVENUE.select()).one().cents)
 
     @contextmanager
-    def orders_meanwhile(self, stop: threading.Event) -> Iterator[None]:
-        """Place two orders beside the block, the second once the first is consumed; then set `stop`."""
+    def orders_during(self, stop: threading.Event) -> Iterator[None]:
+        """Place two orders during the block, the second after the first is consumed. Then set `stop`."""
         done = threading.Event()
 
         def place() -> None:
@@ -115,7 +115,7 @@ def materializations(instance: dg.DagsterInstance) -> list[dg.AssetMaterializati
     return [made for record in reversed(records) if (made := record.asset_materialization) is not None]
 
 
-def test_a_service_run_reports_as_it_goes_and_ends_by_its_configuration(
+def test_a_service_run_reports_periodically_and_ends_by_its_configuration(
     spark: SparkSession, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with new_instance() as instance:
@@ -124,12 +124,12 @@ def test_a_service_run_reports_as_it_goes_and_ends_by_its_configuration(
         stop = threading.Event()
         # An hour has passed once both orders are consumed.
         monkeypatch.setattr("dagster_coranto.consumers.assets.monotonic", lambda: 3600.0 if stop.is_set() else 0.0)
-        with shop.orders_meanwhile(stop):
+        with shop.orders_during(stop):
             result = dg.materialize([consumer], resources=shop.resources, instance=instance, run_config=config)
         assert result.success
         assert shop.total() == 1_100
         made = materializations(instance)
-        assert len(made) >= 2, "while it ran, and in the end"
+        assert len(made) >= 2, "one report during the run, and one at its end"
         messages = [each.metadata["dagster-coranto/messages"].value for each in made]
         assert messages == sorted(messages)
         assert messages[-1] == 3
@@ -143,10 +143,10 @@ def test_a_service_run_reports_as_it_goes_and_ends_by_its_configuration(
         assert ALIVE_TAG in run.tags
 
 
-def test_a_process_beside_dagster_reports_without_runs(spark: SparkSession, shop: Shop) -> None:
+def test_a_process_outside_of_dagster_reports_without_runs(spark: SparkSession, shop: Shop) -> None:
     with new_instance() as instance:
         stop = threading.Event()
-        with shop.orders_meanwhile(stop):
+        with shop.orders_during(stop):
             serve(shop.definitions.get_repository_def(), "", instance, StopOn(stop))
         assert shop.total() == 1_000
         made = materializations(instance)
@@ -155,7 +155,7 @@ def test_a_process_beside_dagster_reports_without_runs(spark: SparkSession, shop
         assert instance.get_runs_count() == 0
 
 
-def test_a_service_that_another_instance_shuts_out_ends(spark: SparkSession, shop: Shop) -> None:
+def test_a_fenced_service_ends(spark: SparkSession, shop: Shop) -> None:
     shop.order(100)
     never, ended = threading.Event(), threading.Event()
 
@@ -176,7 +176,7 @@ def test_a_service_that_another_instance_shuts_out_ends(spark: SparkSession, sho
     assert shop.total() == 100
 
 
-def test_names_of_no_consumer_and_unknown_modes_are_refused(shop: Shop) -> None:
+def test_unknown_consumers_and_modes_are_refused(shop: Shop) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         with pytest.raises(
             InvalidInput, match="'other' is not a Spark consumer of these definitions; they have: consume"
@@ -187,8 +187,8 @@ def test_names_of_no_consumer_and_unknown_modes_are_refused(shop: Shop) -> None:
             dg.materialize([consumer], resources=shop.resources, instance=instance, run_config=config)
 
 
-def test_as_of_a_run_over_a_hundred_and_twenty_journals_has_all_of_them(spark: SparkSession, shop: Shop) -> None:
-    """Metadata shows a hundred. The consumer's store has the rest."""
+def test_as_of_a_run_over_120_journals_has_all_of_them(spark: SparkSession, shop: Shop) -> None:
+    """Metadata shows 100 journals. The consumer's store has all of them."""
     names = [f"shop/orders/part-{number:03d}" for number in range(120)]
     for name in names[1:]:
         shop.broker.create(name)
@@ -205,15 +205,15 @@ def test_as_of_a_run_over_a_hundred_and_twenty_journals_has_all_of_them(spark: S
         assert {name: found.ends.get(name, 0) for name in names} == heads
         assert AsOf.time(instance, key, dt.datetime.now(dt.UTC), store=shop.store).ends[JOURNAL] > heads[JOURNAL]
         read = found.read(spark, shop.resources["journals"], SCHEMA)
-        assert read.groupBy().sum("cents").first()[0] == sum(range(40)), "and not the order that came later"
+        assert read.groupBy().sum("cents").first()[0] == sum(range(40)), "the later order is not included"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_asks_the_process_to_end(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+def test_a_signal_requests_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     before, waited = signal.getsignal(number), []
 
     def consume(repository: object, name: str, instance: object, stop: Stop, registry: object) -> None:
-        signal.signal(number, signal.SIG_IGN)  # As Spark's session takes interrupts for itself.
+        signal.signal(number, signal.SIG_IGN)  # A Spark session replaces the handler of interrupts.
         assert not stop()
         signal.raise_signal(number)
         waited.append(stop.wait(600))
@@ -231,7 +231,7 @@ def test_a_signal_asks_the_process_to_end(monkeypatch: pytest.MonkeyPatch, numbe
 @pytest.mark.parametrize(
     "text", ["defs = dg.Definitions([a])", "@dg.definitions\ndef defs():\n    return dg.Definitions([a])", ""]
 )
-def test_the_definitions_of_a_module_have_any_usual_form(
+def test_definitions_of_a_module_are_found_in_all_usual_forms(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     name = f"served_{request.node.callspec.indices['text']}"

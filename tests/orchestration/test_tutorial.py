@@ -1,7 +1,7 @@
-"""The tutorial's commands and files, word for word, in a folder of their own; then the blocks of other pages there.
+"""The tutorial's commands and files, run literally in a new folder, and then the blocks of other pages.
 
-Three commands are not run: those that make the environment, which is this one, and the one that installs the new
-project into it; its sources are put on Python's path instead.
+Three commands are not run: two that create the environment, as the present one is used, and one that installs the new
+project into it. The project's sources are on Python's path instead.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.orchestration.pasted import LOADED, ROOT, Page, Project, environment_
 pytestmark = [pytest.mark.integration, pytest.mark.system, pytest.mark.exhaustive]
 
 PAGE = ROOT / "docs" / "tutorial.md"
-LEFT_OUT = ("python3 -m venv", ". .venv/bin/activate", "pip install ")
+OMITTED = ("python3 -m venv", ". .venv/bin/activate", "pip install ")
 BLOCK = re.compile(r"(?:^`(?P<file>[^`]+)`:\n\n)?^```(?P<kind>\w+)\n(?P<content>.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def script(left_out: tuple[str, ...] = LEFT_OUT) -> tuple[str, list[str]]:
-    """Return the page as a shell script, and the lines of output that it promises.
+def script(omitted: tuple[str, ...] = OMITTED) -> tuple[str, list[str]]:
+    """Return the page as a shell script, and the output lines that it shows.
 
-    Commands that begin with `left_out` are not in it.
+    The script does not contain commands that begin with `omitted`.
     """
     lines, promised = ["set -e"], []
     for block in BLOCK.finditer(PAGE.read_text()):
@@ -44,7 +44,7 @@ def script(left_out: tuple[str, ...] = LEFT_OUT) -> tuple[str, list[str]]:
                 promised.append(line)
             elif command.startswith("coranto up "):
                 lines += [command, "echo $! > up.pid", "until [ -s data/cluster.json ]; do kill -0 $!; sleep 0.1; done"]
-            elif not command.startswith(left_out):
+            elif not command.startswith(omitted):
                 lines += [f"echo '>>>' {command.split()[0]}", command]
             if command == "cd shop":
                 lines.append("export PYTHONPATH=$PYTHONPATH:$PWD/src")
@@ -53,19 +53,19 @@ def script(left_out: tuple[str, ...] = LEFT_OUT) -> tuple[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """The tutorial's project when all of the tutorial was done, its cluster under way."""
+    """The project after the whole tutorial, with a running cluster."""
     folder = tmp_path_factory.mktemp("tutorial")
     with following(*script(), folder, environment_of(folder)):
         yield project_of(folder)
 
 
-def test_the_tutorial_does_what_it_says(project: Project) -> None:
+def test_the_tutorial_runs_as_printed(project: Project) -> None:
     assert (project.folder / "orders.json").exists()
 
 
 @contextmanager
 def following(text: str, promised: list[str], folder: Path, environment: dict[str, str]) -> Iterator[None]:
-    """Run the page's script in a folder, compare its output with the promised lines, and keep the cluster going."""
+    """Run the page's script in a folder, compare its output with the shown lines, and keep the cluster running."""
     assert text.count("\ndg ") == 9
     assert len(promised) == 10
     log = folder / "output"
@@ -101,7 +101,7 @@ def _stop(pid_file: Path) -> None:
 
 def test_the_blocks_of_the_lake_run_in_the_tutorials_project(project: Project, tmp_path: Path) -> None:
     page = Page("lake.md")
-    stored = [  # A fragment ends when its length is reached, and is then stored.
+    stored = [  # A fragment is stored when it has reached its length.
         "sed -i 's/length: 4194304/length: 65536/' src/shop/defs/orders/journals.yaml",
         "coranto journals apply --specs src/shop/defs/orders/journals.yaml --update",
         "stored() { coranto journals manifest shop/ 2> /dev/null | grep -c sha1; }",
@@ -131,7 +131,7 @@ job = defs.resolve_implicit_global_asset_job_def()
 assert job.execute_in_process(instance=instance, asset_selection=[key]).success
 """
         )
-    page.take("sql", "read_parquet(")  # Nothing is old enough yet to be in such files.
+    page.take("sql", "read_parquet(")  # No content is old enough yet for such files.
     shards = page.take("python", "class Orders(Application)", _named(catalogs, "shards"))
     merged, added = page.take("py", "CUSTOMERS, keys="), page.take("py", "store.add_table(")
     for name in ("shards", "merged", "spark", "rest"):
@@ -226,8 +226,8 @@ def test_the_blocks_of_dagster_run_in_the_tutorials_project(project: Project) ->
         "defs/refunds.py": f"{main}\nfrom dagster_coranto import *\n{fragments}\n{together}",
         "defs/ours/defs.yaml": page.take("yaml", "JournalCollectionComponent"),
     }
-    told = "from coranto.cluster import locate; print(locate().endpoint, locate().file_root)"
-    endpoint, file_root = project.run("python", "-c", told).split()
+    print_endpoint = "from coranto.cluster import locate; print(locate().endpoint, locate().file_root)"
+    endpoint, file_root = project.run("python", "-c", print_endpoint).split()
     with project.pasted(files):
         shown = project.program(
             f"""{LOADED}

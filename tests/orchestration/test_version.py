@@ -7,6 +7,6 @@ from dagster_shared.libraries import DagsterLibraryRegistry
 from dagster_coranto import __version__
 
 
-def test_dagster_knows_the_librarys_version_which_is_that_of_the_distribution() -> None:
+def test_the_distributions_version_is_registered_in_dagster() -> None:
     assert __version__ == version("coranto")
     assert DagsterLibraryRegistry.get()["dagster-coranto"] == __version__

@@ -93,7 +93,7 @@ async def test_many_files_need_few_descriptors(client: JournalClient, broker: Fa
     ]
     await broker.write(LOG, forged(*creations, *writes))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The descriptors open now, those of a player, and some for running calls.
+    # The descriptors open now, the maximum of a player, and some for running calls.
     limit = max(int(name) for name in os.listdir("/proc/self/fd")) + MAX_OPEN + 32
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, before[0]), before[1]))
     try:

@@ -1,4 +1,4 @@
-"""The intake of batches returns the same messages as that of single messages, with interchangeable checkpoints."""
+"""The intakes of batches and of single messages return the same messages, with interchangeable checkpoints."""
 
 from __future__ import annotations
 

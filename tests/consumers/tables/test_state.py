@@ -33,7 +33,7 @@ def test_progress_before_and_after_the_first_commit(shop: Shop, place: tuple[str
     assert began - 1 < found.last_commit < time.time() + 1
 
 
-def test_the_last_commit_is_that_of_the_last_event(shop: Shop, tmp_path: Path) -> None:
+def test_the_last_commit_has_the_time_of_the_last_event(shop: Shop, tmp_path: Path) -> None:
     stream = shop.stream(2)
     spec = read_table(file := table_file(f"{{stream: {stream}}}", f"sqlite:///{tmp_path}/s.db", "upsert"))
     began = time.time()

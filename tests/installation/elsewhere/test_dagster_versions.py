@@ -44,6 +44,6 @@ def test_the_tutorial_and_the_page_work_with_this_dagster(version: str, wheel: P
     assert not version or installed == version
     with EmbeddedCluster(tmp_path / "data", brokers=1, lease_seconds=60, etcd_fsync=False) as cluster:
         dagster(made, cluster)
-    text, promised = script(left_out=("python3 -m venv", ". .venv/bin/activate", "pip install 'coranto"))
+    text, promised = script(omitted=("python3 -m venv", ". .venv/bin/activate", "pip install 'coranto"))
     with following(text, promised, made.work, made.variables(DAGSTER_DG_UPDATE_CHECK_ENABLED="0")):
         assert (made.work / "shop" / "orders.json").exists()

@@ -106,7 +106,7 @@ def test_a_stopped_embedded_cluster_is_an_error(tmp_path: Path) -> None:
         ConnectionFields(extra={"data_dir": str(tmp_path)}).client_config()
 
 
-def test_the_cluster_name_is_in_extra_or_is_that_of_the_connection() -> None:
+def test_the_cluster_name_is_in_extra_or_is_the_connections_name() -> None:
     assert ConnectionFields().cluster_name("coranto_default") == "coranto_default"
     assert ConnectionFields(extra={"cluster": "prod"}).cluster_name("coranto_default") == "prod"
 

@@ -1,4 +1,4 @@
-"""Components in defs folders, as `dg` loads them. The tutorial's test runs them with the real `dg` and a cluster."""
+"""Components in defs folders, loaded as by `dg`. The tutorial's test runs them with the real `dg` and a cluster."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ def refresh(sandbox: DefsFolderSandbox, path: Any) -> None:
         asyncio.run(component.refresh_state(sandbox.project_root))
 
 
-def test_the_journals_of_the_tree_are_assets_before_any_broker_was_asked(
-    sandbox: DefsFolderSandbox, broker: FakeBroker
-) -> None:
+def test_the_journals_of_the_tree_are_assets_without_a_broker(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
     with loaded(sandbox, collection(sandbox, broker, specs="journals.yaml")) as (_, defs):
         graph = defs.resolve_asset_graph()
         assert keys_of(defs) == {"journal_specs", "shop/orders"}
@@ -81,7 +79,7 @@ def test_the_journals_of_the_tree_are_assets_before_any_broker_was_asked(
     assert broker.requests == []
 
 
-def test_journals_that_a_refresh_found_are_assets_and_loading_asks_nobody(
+def test_journals_found_by_a_refresh_are_assets_and_loading_needs_no_broker(
     sandbox: DefsFolderSandbox, broker: FakeBroker
 ) -> None:
     for name in ("shop/orders/part-000", "shop/orders/part-001", "shop/refunds/eu", "other/one"):
@@ -90,14 +88,14 @@ def test_journals_that_a_refresh_found_are_assets_and_loading_asks_nobody(
     with loaded(sandbox, path) as (_, defs):
         assert keys_of(defs) == set()
     refresh(sandbox, path)
-    asked = broker.count("List")
-    assert asked == 1
+    listings = broker.count("List")
+    assert listings == 1
     with loaded(sandbox, path) as (_, defs):
         assert keys_of(defs) == {"shop/orders", "shop/refunds"}
-    assert broker.count("List") == asked
+    assert broker.count("List") == listings
 
 
-def test_a_clusters_prefix_is_in_no_key(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
+def test_keys_do_not_contain_the_prefix_of_a_cluster(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
     broker.create("rerun/shop/orders/part-000")
     broker.create("shop/refunds/eu")
     path = collection(sandbox, broker, cluster={"prefix": "rerun/"})
@@ -127,7 +125,7 @@ def test_a_translation_in_yaml_sets_every_attribute(sandbox: DefsFolderSandbox, 
         assert {key.name for key in graph.asset_check_keys} == {"audit", "deep_audit"}
 
 
-def test_each_journal_may_be_an_asset(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
+def test_each_journal_can_be_an_asset(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
     broker.create("shop/orders/part-000")
     path = collection(sandbox, broker, assets="journal", audits=[])
     refresh(sandbox, path)
@@ -154,10 +152,10 @@ def consumer(sandbox: DefsFolderSandbox, broker: FakeBroker, **attributes: Any) 
     )
 
 
-def test_a_consumer_is_its_tables_and_outputs_with_a_job_and_a_sensor(
+def test_a_consumer_has_its_tables_and_outputs_as_assets_a_job_and_a_sensor(
     sandbox: DefsFolderSandbox, broker: FakeBroker
 ) -> None:
-    """The application need not be importable to load them."""
+    """Loading does not import the application."""
     with loaded(sandbox, consumer(sandbox, broker, sensor_seconds=15)) as (_, defs):
         graph = defs.resolve_asset_graph()
         revenue = graph.get(dg.AssetKey("revenue"))
@@ -171,7 +169,7 @@ def test_a_consumer_is_its_tables_and_outputs_with_a_job_and_a_sensor(
     assert broker.requests == []
 
 
-def test_a_consumer_without_a_store_says_which_variable_is_missing(
+def test_the_error_of_a_missing_store_names_the_variable(
     sandbox: DefsFolderSandbox, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SHOP_STORE_URL", raising=False)
@@ -243,7 +241,7 @@ def test_components_of_one_project_share_resources_with_equal_settings(
         ),
     ],
 )
-def test_what_is_scaffolded_loads(
+def test_scaffolded_components_load(
     sandbox: DefsFolderSandbox, component: Any, params: dict[str, Any], wanted: Mapping[str, Any]
 ) -> None:
     import yaml
@@ -262,7 +260,7 @@ def test_what_is_scaffolded_loads(
             assert parse_shards((path / "shards.yaml").read_text())[0].upsert.id == "revenue-000"
 
 
-def test_a_project_may_have_several_collections_and_consumers_that_were_scaffolded(sandbox: DefsFolderSandbox) -> None:
+def test_a_project_can_have_several_scaffolded_collections_and_consumers(sandbox: DefsFolderSandbox) -> None:
     for folder in ("shop/orders", "shop/refunds"):
         params: dict[str, str] = {"folder": folder}
         sandbox.scaffold_component(component_cls=JournalCollectionComponent, scaffold_params=params)
@@ -274,10 +272,10 @@ def test_a_project_may_have_several_collections_and_consumers_that_were_scaffold
         assert keys_of(defs) >= {"shop_orders_specs", "shop_refunds_specs", "shop/orders", "orders", "orders_shards"}
 
 
-def test_a_consumer_with_windows_has_partitions_that_its_sensor_adds(
+def test_the_sensor_of_a_consumer_with_windows_adds_partitions(
     sandbox: DefsFolderSandbox, broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sensor reads the store's variable at a tick. Loading needs neither the variable nor a broker."""
+    """Loading needs neither the store's variable nor a broker. The sensor reads the variable at a tick."""
     monkeypatch.delenv("CORANTO_STORE_URL", raising=False)
     windows = {"window_bytes": 1, "max_windows": 3, "launch": True, "sensor_seconds": 20}
     tables = [{"key": "revenue_by_window"}]
@@ -306,7 +304,7 @@ def test_a_consumer_with_windows_has_partitions_that_its_sensor_adds(
 
 
 @pytest.mark.parametrize("contrary", [{"outputs": ["shop/alerts"]}, {"sensor_seconds": 30}, {"mode": "service"}])
-def test_what_contradicts_windows_is_refused(
+def test_options_that_contradict_windows_are_refused(
     sandbox: DefsFolderSandbox, broker: FakeBroker, contrary: dict[str, Any]
 ) -> None:
     path = consumer(sandbox, broker, **{"outputs": [], "windows": {}, **contrary})
@@ -327,7 +325,7 @@ def ingest(sandbox: DefsFolderSandbox, broker: FakeBroker, **attributes: Any) ->
     )
 
 
-def test_an_ingest_is_its_stream_with_a_job_a_check_and_a_sensor(
+def test_an_ingest_has_its_stream_as_asset_a_job_a_check_and_a_sensor(
     sandbox: DefsFolderSandbox, broker: FakeBroker
 ) -> None:
     with loaded(sandbox, ingest(sandbox, broker, sensor_seconds=15)) as (_, defs):
@@ -342,7 +340,7 @@ def test_an_ingest_is_its_stream_with_a_job_a_check_and_a_sensor(
         assert not list(defs.sensors or ())
 
 
-def test_a_collection_leaves_the_stream_of_an_ingest_to_it(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
+def test_a_collection_omits_the_stream_of_an_ingest(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
     collection(sandbox, broker, specs="journals.yaml")
     ingest(sandbox, broker)
     with sandbox.build_all_defs() as defs:
@@ -364,7 +362,7 @@ def table(sandbox: DefsFolderSandbox, broker: FakeBroker, **attributes: Any) -> 
 FIELDS = {"name": "table-orders", "columns": "id BIGINT", "store": "${NOT_SET}", "table": "orders"}
 
 
-def test_a_table_is_an_asset_behind_its_stream_with_a_job_a_check_and_a_sensor(
+def test_a_table_is_an_asset_after_its_stream_with_a_job_a_check_and_a_sensor(
     sandbox: DefsFolderSandbox, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CORANTO_STORE_URL", raising=False)
@@ -378,7 +376,7 @@ def test_a_table_is_an_asset_behind_its_stream_with_a_job_a_check_and_a_sensor(
     assert broker.requests == []
 
 
-def test_the_fields_of_a_table_may_be_in_the_component(
+def test_the_fields_of_a_table_can_be_in_the_component(
     sandbox: DefsFolderSandbox, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOP_TABLE", "orders")
@@ -401,7 +399,7 @@ def test_the_fields_of_a_table_may_be_in_the_component(
         ({"input": {"selector": "app=shop"}}, 30, "is not below one folder, where a sensor could look"),
     ],
 )
-def test_a_table_that_is_not_possible(
+def test_an_invalid_table_is_refused(
     sandbox: DefsFolderSandbox, broker: FakeBroker, fields: dict[str, Any], sensor_seconds: int, problem: str
 ) -> None:
     path = table(sandbox, broker, table={**FIELDS, **fields}, sensor_seconds=sensor_seconds)
@@ -461,10 +459,10 @@ defs = dg.Definitions.merge(
 
 
 @pytest.mark.parametrize("place", ["before", "zz_after"])
-def test_a_collection_leaves_to_other_parts_what_they_define(
+def test_a_collection_omits_assets_defined_by_other_components(
     sandbox: DefsFolderSandbox, broker: FakeBroker, place: str
 ) -> None:
-    """Dagster refuses a key that two parts define. The order of loading plays no role."""
+    """Dagster refuses a key with two definitions. The order of loading does not matter."""
     for name in ("shop/orders/part-000", "shop/refunds/eu", "shop/alerts/eu", "shop/late/eu", "shop/sums/eu"):
         broker.create(name)
     path = collection(sandbox, broker, audits=["cheap", "deep"])
@@ -491,8 +489,8 @@ def test_a_collection_leaves_to_other_parts_what_they_define(
         assert defs.resolve_sensor_def("journal_recovery_sensor")
 
 
-def test_a_collection_may_be_loaded_by_itself(sandbox: DefsFolderSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It then knows no other parts, and does not search the current folder for them."""
+def test_a_collection_can_be_loaded_alone(sandbox: DefsFolderSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not search the current folder for other components."""
     monkeypatch.chdir(sandbox.project_root)
     (sandbox.project_root / "broken.py").write_text("raise RuntimeError")
     made = JournalCollectionComponent(selector="name:prefix=shop/")
@@ -543,7 +541,7 @@ class OurTable(JournalTableComponent):
 """
 
 
-def test_a_subclass_changes_specs_and_what_a_run_does(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
+def test_a_subclass_changes_specs_and_execution(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
     (sandbox.project_root / "src" / sandbox.project_name / "ours.py").write_text(OVERRIDDEN)
     for component, folder, attributes in (
         ("OurCollection", "one", {"selector": "name:prefix=shop/", "cluster": {"endpoint": broker.endpoint}}),

@@ -1,4 +1,4 @@
-"""The assets of a Spark consumer: runs that are asked for some of them, and whether Dagster takes them as fresh."""
+"""The assets of a Spark consumer: runs that select some of them, and their freshness in Dagster."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Shop:
         run_blocking(self.broker.write(JOURNAL, f'{{"customer": "ada", "cents": {cents}}}\n'.encode()))
 
     def observe(self, instance: dg.DagsterInstance) -> None:
-        """Let the observation sensor tick as a daemon does."""
+        """Evaluate the observation sensor as the daemon does."""
         with dg.build_sensor_context(instance=instance) as context:
             result: Any = self.observation(context)
         for event in result.asset_events or ():
@@ -92,8 +92,8 @@ def shop(broker: FakeBroker, journals: JournalResource, tmp_path: Path) -> Shop:
     return Shop(broker, journals, tmp_path)
 
 
-def test_a_job_may_select_one_of_a_consumers_assets(spark: SparkSession, shop: Shop) -> None:
-    """The others change with it, and are reported, too."""
+def test_a_job_can_select_one_asset_of_a_consumer(spark: SparkSession, shop: Shop) -> None:
+    """The run changes and reports the other assets, too."""
     shop.order(100)
     with new_instance() as instance:
         result = shop.run(instance)
@@ -108,9 +108,7 @@ def test_a_job_may_select_one_of_a_consumers_assets(spark: SparkSession, shop: S
             assert status(instance, shop.definitions, key) == "FRESH"
 
 
-def test_what_has_read_all_journals_is_up_to_date_whoever_reports_their_growth_and_when(
-    spark: SparkSession, shop: Shop
-) -> None:
+def test_assets_that_have_read_all_journals_are_up_to_date(spark: SparkSession, shop: Shop) -> None:
     with new_instance() as instance:
         shop.order(100)
         shop.run(instance)
@@ -126,7 +124,7 @@ def test_what_has_read_all_journals_is_up_to_date_whoever_reports_their_growth_a
         assert [status(instance, shop.definitions, key) for key in (TABLE, ALERTS_KEY)] == ["FRESH", "FRESH"]
 
 
-def test_a_source_that_dagster_publishes_to_keeps_no_consumer_unsynced(spark: SparkSession, shop: Shop) -> None:
+def test_a_source_published_by_dagster_does_not_keep_a_consumer_unsynced(spark: SparkSession, shop: Shop) -> None:
     with new_instance() as instance:
         dg.materialize([orders], instance=instance)
         shop.order(100)

@@ -1,4 +1,4 @@
-"""The input that a consumer goes on without is told: in metadata, and by a check until somebody accepts it."""
+"""Input omitted by a consumer is reported: in metadata, and by a check until it is accepted."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ REPORT = ConsumeReport(0, 0, 0, 0, {}, {}, 0, 1)
 LOST = LostContent("j", 10, 30)
 
 
-def test_losses_are_told_once_committed_and_dead_letters_now_and_then() -> None:
-    told: list[LeftOut] = []
+def test_losses_are_reported_after_the_commit_and_dead_letters_periodically() -> None:
+    reported: list[LeftOut] = []
     now, works = 0.0, False
 
-    def tell(new: LeftOut) -> bool:
-        told.append(new)
+    def report(new: LeftOut) -> bool:
+        reported.append(new)
         return works
 
-    watch = LeftOutWatch(ConsumerOptions(misfits=LETTERS), tell, 30.0, lambda: now)
+    watch = LeftOutWatch(ConsumerOptions(misfits=LETTERS), report, 30.0, lambda: now)
     watch.look(replace(REPORT, lost=(LOST,)))
-    assert told == [], "the next run meets it again if nothing is committed"
+    assert reported == [], "without a commit the next run finds the loss again"
     watch.look(replace(REPORT, transactions=1, lost=(LOST,)))
-    assert told == [LeftOut(0, (LOST,))]
+    assert reported == [LeftOut(0, (LOST,))]
     works = True
     watch.look(replace(REPORT, transactions=2, misfits=2, lost=(LOST,)))
-    assert told[1:] == [LeftOut(2, (LOST,))], "the first could not be told"
+    assert reported[1:] == [LeftOut(2, (LOST,))], "a failed report is repeated"
     watch.look(replace(REPORT, transactions=3, misfits=5, lost=(LOST,)))
-    assert len(told) == 2
+    assert len(reported) == 2
     now = 31.0
     watch.look(replace(REPORT, transactions=4, misfits=6, lost=(LOST,)))
     watch.finish()
-    assert told[2:] == [LeftOut(4)]
+    assert reported[2:] == [LeftOut(4)]
 
 
-def test_messages_that_the_application_got_with_nulls_are_not_left_out() -> None:
+def test_messages_delivered_with_nulls_are_not_reported() -> None:
     watch = LeftOutWatch(ConsumerOptions(misfits=MisfitPolicy.NULLS), lambda new: pytest.fail(str(new)), 0.0)
     watch.look(replace(REPORT, transactions=1, misfits=3))
     watch.finish()
 
 
-def test_other_assets_have_no_such_check() -> None:
+def test_assets_without_a_spark_consumer_are_refused() -> None:
     @dg.asset
     def other() -> None: ...
 
@@ -66,7 +66,7 @@ def test_other_assets_have_no_such_check() -> None:
         build_left_out_check(other)
 
 
-def test_dead_letters_and_lost_content_are_told_until_they_are_accepted(
+def test_dead_letters_and_lost_content_are_reported_until_they_are_accepted(
     spark: SparkSession, broker: FakeBroker, journals: JournalResource, tmp_path: Path
 ) -> None:
     def settings(context: dg.AssetExecutionContext) -> ConsumerSettings:
@@ -86,8 +86,8 @@ def test_dead_letters_and_lost_content_are_told_until_they_are_accepted(
         run_blocking(broker.write(JOURNAL, "".join(f"{line}\n" for line in lines).encode()))
         return journal.roll(tmp_path).end
 
-    def told() -> tuple[bool, dg.AssetCheckSeverity, str | None]:
-        """The state of the check that the UI shows now."""
+    def reported() -> tuple[bool, dg.AssetCheckSeverity, str | None]:
+        """Return the current state of the check in the UI."""
         record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
         assert record.event is not None
         assert record.event.dagster_event is not None
@@ -96,7 +96,7 @@ def test_dead_letters_and_lost_content_are_told_until_they_are_accepted(
 
     def consume() -> Any:
         result = dg.materialize([consumer], resources=resources, instance=instance)
-        found = result.asset_materializations_for_node("consume_orders")  # Also of its source.
+        found = result.asset_materializations_for_node("consume_orders")  # Includes the materialisation of the source.
         (made,) = (each for each in found if each.asset_key == dg.AssetKey("revenue"))
         return made.metadata
 
@@ -115,7 +115,7 @@ def test_dead_letters_and_lost_content_are_told_until_they_are_accepted(
     with new_instance() as instance:
         begin = store('{"customer": "ada", "cents": 1}', '{"customer": "ada", "cents": "many"}', "nonsense")
         assert consume()["dagster-coranto/misfits"].value == 2
-        assert told() == (False, dg.AssetCheckSeverity.WARN, "2 dead letters")
+        assert reported() == (False, dg.AssetCheckSeverity.WARN, "2 dead letters")
 
         end = store('{"customer": "ada", "cents": 10}')
         journal.stored.clear()
@@ -125,11 +125,11 @@ def test_dead_letters_and_lost_content_are_told_until_they_are_accepted(
         (row,) = lost["dagster-coranto/lost"].records
         assert (row.data["journal"], row.data["begin"], row.data["end"]) == (JOURNAL, begin, end)
         words = f"1 range of content ({end - begin} B) gone before it was read; 2 dead letters"
-        assert told() == (False, dg.AssetCheckSeverity.ERROR, words)
+        assert reported() == (False, dg.AssetCheckSeverity.ERROR, words)
 
         check()
-        assert told() == (False, dg.AssetCheckSeverity.ERROR, words), "an evaluation hides nothing"
+        assert reported() == (False, dg.AssetCheckSeverity.ERROR, words), "an evaluation does not accept the loss"
         check(accept=True)
-        assert told()[0]
+        assert reported()[0]
         report_left_out(instance, next(consumers_of([consumer])), LeftOut(1))
-        assert told() == (False, dg.AssetCheckSeverity.WARN, "1 dead letter")
+        assert reported() == (False, dg.AssetCheckSeverity.WARN, "1 dead letter")

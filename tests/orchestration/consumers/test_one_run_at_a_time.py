@@ -1,4 +1,4 @@
-"""A sensor keeps a consumer at work, with one run of it under way at a time, whoever launches runs."""
+"""A sensor keeps a consumer running, with one active run at a time from all sources."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TRANSACTION_TICKS = 4
 
 @dataclass
 class Transaction:
-    """A run whose one transaction lasts several ticks: it reads up to the head, and commits under the fence."""
+    """A run with one transaction of several ticks: it reads up to the head, and commits with the fence."""
 
     run: dg.DagsterRun
     fence: int
@@ -50,9 +50,9 @@ class Transaction:
 
 
 class Shop:
-    """A cluster, a store, and a sensor over a consumer whose transactions last longer than the sensor's interval.
+    """A cluster, a store, and a sensor of a consumer with transactions longer than the sensor's interval.
 
-    One tick is the unit of time. What a daemon and its run processes do in parallel is done by turns.
+    One tick is the unit of time. The steps of the daemon and of run processes are interleaved instead of parallel.
     """
 
     def __init__(self, cluster: Path, folder: Path, instance: dg.DagsterInstance) -> None:
@@ -80,7 +80,7 @@ class Shop:
         self.client.append(JOURNAL, ORDER)
 
     def tick(self) -> dg.RunRequest | str:
-        """Evaluate the sensor as the daemon does. Returns its request, or the reason for none."""
+        """Evaluate the sensor as the daemon does. Return its request, or the reason to skip."""
         context = dg.build_sensor_context(
             instance=self.instance, repository_def=self.repository, cursor=self.cursor, sensor_name=self.sensor.name
         )
@@ -92,14 +92,14 @@ class Shop:
         return request
 
     def run(self, status: DagsterRunStatus, job: str = "consume_job", **options: Any) -> dg.DagsterRun:
-        """Create a run in a state that it is found in."""
+        """Create a run with the given status."""
         if status is DagsterRunStatus.QUEUED:
             repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("shop"), "__repository__")
             options["remote_job_origin"] = RemoteJobOrigin(repository, job)
         return self.instance.create_run_for_job(job_def=self.repository.get_job(job), status=status, **options)
 
     def begin(self, request: dg.RunRequest) -> Transaction:
-        """Start a requested run, which begins its transaction."""
+        """Start a requested run and its transaction."""
         run = self.run(DagsterRunStatus.STARTED, tags={**request.tags, **self.tags_of(request)})
         fence, _ = self.store.raise_fence("c")
         begun = Transaction(run, fence, self.client.head(JOURNAL))
@@ -107,11 +107,11 @@ class Shop:
         return begun
 
     def tags_of(self, request: dg.RunRequest) -> dict[str, str]:
-        """The tags that Dagster gives a run that the sensor has requested."""
+        """Return the tags that Dagster sets for a run requested by the sensor."""
         return {RUN_KEY_TAG: request.run_key or "", SENSOR_NAME_TAG: self.sensor.name}
 
     def pass_time(self) -> None:
-        """Let one tick pass for the open transactions. Those whose time has come commit, or find that they cannot."""
+        """Let one tick pass for the open transactions. Those at their end commit or fail."""
         for each in list(self.open):
             each.ticks_left -= 1
             if not each.ticks_left:
@@ -128,8 +128,8 @@ class Shop:
             success = DagsterEvent(DagsterEventType.PIPELINE_SUCCESS.value, "consume_job")
             self.instance.report_dagster_event(success, begun.run.run_id)
 
-    def go_on(self) -> None:
-        """Let one tick pass: the sensor is evaluated, and its request followed."""
+    def pass_tick(self) -> None:
+        """Let one tick pass: evaluate the sensor, and start its requested run."""
         outcome = self.tick()
         if isinstance(outcome, dg.RunRequest):
             self.begin(outcome)
@@ -157,7 +157,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture
 def shop(cluster_dir: Path, tmp_path: Path, instance: dg.DagsterInstance) -> Iterator[Shop]:
-    """A shop with a store of its own, and an order that nobody has consumed."""
+    """A shop with its own store, and an unconsumed order."""
     for run in instance.get_runs():
         instance.delete_run(run.run_id)
     shop = Shop(cluster_dir, tmp_path, instance)
@@ -169,30 +169,30 @@ def shop(cluster_dir: Path, tmp_path: Path, instance: dg.DagsterInstance) -> Ite
 
 
 def keep_writing(shop: Shop, ticks: int) -> int:
-    """Let ticks pass while an outside producer writes one order in each. Returns the greatest lag, in orders."""
+    """Let ticks pass with an external producer that writes one order in each. Return the maximum lag, in orders."""
     lag, start = 0, shop.client.head(JOURNAL)
     for _ in range(ticks):
         shop.write()
-        shop.go_on()
+        shop.pass_tick()
         lag = max(lag, (shop.client.head(JOURNAL) - max(start, shop.consumed)) // len(ORDER))
     return lag
 
 
-def test_transactions_longer_than_the_interval_starve_no_consumer(shop: Shop) -> None:
-    """The schedule that failed five runs of five: here none fails, and lag stays below what two transactions take."""
+def test_transactions_longer_than_the_interval_do_not_starve_the_consumer(shop: Shop) -> None:
+    """Without coordination this schedule failed five of five runs. Here none fails, and the lag is limited."""
     lag = keep_writing(shop, 4 * TRANSACTION_TICKS)
-    assert shop.statuses() == [DagsterRunStatus.SUCCESS] * 4, "no run fails, and none is shut out by another"
+    assert shop.statuses() == [DagsterRunStatus.SUCCESS] * 4, "no run fails, and none fences off another"
     assert lag <= 2 * TRANSACTION_TICKS
-    # The producer stops: one more run takes what waits, and none follows it.
+    # The producer stops: one more run consumes the rest, and no run follows.
     for _ in range(3 * TRANSACTION_TICKS):
-        shop.go_on()
+        shop.pass_tick()
     assert shop.statuses() == [DagsterRunStatus.SUCCESS] * 5
     assert shop.consumed == shop.client.head(JOURNAL)
     assert "has grown" in str(shop.tick())
 
 
 @pytest.mark.exhaustive
-def test_the_same_schedule_starves_a_consumer_whose_runs_are_not_seen(
+def test_the_same_schedule_starves_a_consumer_if_active_runs_are_ignored(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagster_coranto.consumers.polling_sensor.runs_under_way", lambda *arguments, **options: [])
@@ -213,7 +213,7 @@ def test_the_same_schedule_starves_a_consumer_whose_runs_are_not_seen(
     ],
     ids=["queued", "not started", "starting", "of a larger job", "canceling", "of a backfill"],
 )
-def test_new_heads_wait_for_any_run_of_the_consumer(
+def test_new_heads_wait_for_any_active_run_of_the_consumer(
     shop: Shop, status: DagsterRunStatus, job: str, options: dict[str, Any]
 ) -> None:
     under_way = shop.run(status, job, **options)
@@ -222,13 +222,13 @@ def test_new_heads_wait_for_any_run_of_the_consumer(
     assert reason.endswith("wait for it to end.")
     shop.instance.report_run_failed(under_way)
     request = shop.tick()
-    assert isinstance(request, dg.RunRequest), "the heads that waited start one run"
+    assert isinstance(request, dg.RunRequest), "the waiting heads start one run"
     shop.begin(request)
     assert isinstance(shop.tick(), str)
 
 
 def test_new_heads_wait_for_a_run_of_another_code_location(shop: Shop) -> None:
-    """Two locations have the consumer. Neither knows the other's jobs."""
+    """Two locations define the consumer. Neither has the other's jobs."""
 
     @dg.multi_asset(name="consume", specs=[dg.AssetSpec("revenue", tags={CONSUMER_TAG: "c"})])
     def consume() -> None: ...
@@ -245,7 +245,7 @@ def test_new_heads_wait_for_a_run_of_another_code_location(shop: Shop) -> None:
     assert isinstance(shop.tick(), dg.RunRequest)
 
 
-def test_a_failure_of_another_consumer_of_the_same_journals_delays_no_run(shop: Shop) -> None:
+def test_a_failure_of_another_consumer_of_the_same_journals_does_not_delay_runs(shop: Shop) -> None:
     request = shop.tick()
     assert isinstance(request, dg.RunRequest)
     begun = shop.begin(request)
@@ -257,12 +257,12 @@ def test_a_failure_of_another_consumer_of_the_same_journals_delays_no_run(shop: 
     assert isinstance(shop.tick(), dg.RunRequest)
 
 
-def test_runs_of_other_assets_are_not_waited_for(shop: Shop) -> None:
+def test_runs_of_other_assets_do_not_delay_the_consumer(shop: Shop) -> None:
     shop.run(DagsterRunStatus.STARTED, "everything", asset_selection={dg.AssetKey("report")})
     assert isinstance(shop.tick(), dg.RunRequest)
 
 
-def test_a_killed_run_does_not_stop_the_consumer_for_ever(shop: Shop) -> None:
+def test_a_killed_run_does_not_stop_the_consumer_permanently(shop: Shop) -> None:
     killed = shop.run(DagsterRunStatus.STARTED)
     shop.instance.add_run_tags(killed.run_id, {ALIVE_TAG: str(int(time.time()))})
     assert "is under way" in str(shop.tick())
@@ -271,17 +271,17 @@ def test_a_killed_run_does_not_stop_the_consumer_for_ever(shop: Shop) -> None:
     assert shop.status(killed) is DagsterRunStatus.FAILURE
 
 
-def test_a_run_that_never_came_to_consume_is_waited_for_only_so_long(
+def test_a_run_that_never_starts_is_waited_for_only_for_a_limited_time(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queued, launched = shop.run(DagsterRunStatus.QUEUED), shop.run(DagsterRunStatus.STARTING)
     passed = 301
     sensor = "dagster_coranto.consumers.polling_sensor"
     monkeypatch.setattr(f"{sensor}.runs_under_way", at_that_time(lambda: time_of_day() + passed))
-    assert f"Run {queued.run_id} is under way" in str(shop.tick()), "a queue may be long"
+    assert f"Run {queued.run_id} is under way" in str(shop.tick()), "queued runs have no time limit"
     shop.instance.report_run_canceled(queued)
     assert isinstance(shop.tick(), dg.RunRequest)
-    assert shop.status(launched) is DagsterRunStatus.STARTING, "nothing is known of it, so nothing is said of it"
+    assert shop.status(launched) is DagsterRunStatus.STARTING, "the status of an unknown run does not change"
 
 
 def at_that_time(wall: Any) -> Any:
@@ -301,7 +301,7 @@ def test_a_failed_run_is_followed_by_another_without_new_heads(shop: Shop, monke
         keys.append(request.run_key)
         shop.instance.report_run_failed(shop.begin(request).run)
         assert str(shop.tick()).startswith(f"The last runs have failed ({failures} in a row); the next one follows in ")
-        passed = pause - 28.0  # The clock goes on meanwhile, and a busy machine takes its time.
+        passed = pause - 28.0  # The real clock advances as well, on a busy machine by seconds.
         assert "the next one follows" in str(shop.tick())
         passed = pause + 1.0
     request = shop.tick()
@@ -312,10 +312,10 @@ def test_a_failed_run_is_followed_by_another_without_new_heads(shop: Shop, monke
     assert len({*keys, request.run_key}) == 4
 
 
-def test_a_run_that_was_deleted_or_never_created_is_requested_again(shop: Shop) -> None:
+def test_a_deleted_or_never_created_run_is_requested_again(shop: Shop) -> None:
     request = shop.tick()
     assert isinstance(request, dg.RunRequest)
-    assert shop.tick() == request, "Dagster has not created it"
+    assert shop.tick() == request, "Dagster has not created the run"
     begun = shop.begin(request)
     shop.commit(begun)
     assert "has grown" in str(shop.tick())
@@ -323,7 +323,7 @@ def test_a_run_that_was_deleted_or_never_created_is_requested_again(shop: Shop) 
     assert isinstance(shop.tick(), dg.RunRequest)
 
 
-def test_a_reset_cursor_starts_a_run_whatever_became_of_earlier_ones(shop: Shop) -> None:
+def test_a_reset_cursor_starts_a_run_after_any_outcome_of_earlier_ones(shop: Shop) -> None:
     keys = []
     for end in (shop.commit, lambda begun: shop.instance.report_run_canceled(begun.run), shop.commit):
         request = shop.tick()
@@ -332,10 +332,10 @@ def test_a_reset_cursor_starts_a_run_whatever_became_of_earlier_ones(shop: Shop)
         end(shop.begin(request))
         assert "has grown" in str(shop.tick())
         shop.cursor = None
-    assert len(set(keys)) == 3, "Dagster launches one run for each key"
+    assert len(set(keys)) == 3, "Dagster launches one run per key"
 
 
-def test_a_run_that_was_cancelled_is_followed_by_another_only_when_heads_have_moved(shop: Shop) -> None:
+def test_after_a_cancelled_run_the_next_one_needs_new_heads(shop: Shop) -> None:
     request = shop.tick()
     assert isinstance(request, dg.RunRequest)
     shop.instance.report_run_canceled(shop.begin(request).run)
@@ -344,7 +344,7 @@ def test_a_run_that_was_cancelled_is_followed_by_another_only_when_heads_have_mo
     assert isinstance(shop.tick(), dg.RunRequest)
 
 
-def test_a_heartbeat_renews_the_sign_of_life_until_it_ends(shop: Shop) -> None:
+def test_a_heartbeat_renews_the_tag_until_it_ends(shop: Shop) -> None:
     run = shop.run(DagsterRunStatus.STARTED)
 
     def shown() -> str:

@@ -57,30 +57,30 @@ def cursor(**heads: tuple[int, int]) -> JournalPollingSensorCursor:
         "made anew, shorter",
     ],
 )
-def test_heads_have_moved_when_a_journal_holds_more_than_it_did(
+def test_heads_have_moved_when_a_journal_has_grown(
     before: JournalPollingSensorCursor, now: JournalPollingSensorCursor, moved: bool
 ) -> None:
     assert now.moved(before) is moved
 
 
-def test_a_journal_is_known_by_its_id_if_both_cursors_have_it() -> None:
+def test_a_journal_is_identified_by_its_id_if_both_cursors_have_one() -> None:
     def at(revision: int, head: int, journal_id: str = "") -> JournalPollingSensorCursor:
         return JournalPollingSensorCursor.parse(
             JournalPollingSensorCursor.of({"a": JournalPosition(head, revision, journal_id)}).to_text()
         )
 
-    assert at(1, 5, "b1-1").grown_bytes(at(1, 5, "b0-1")) == 5, "it was made anew in another cluster"
-    assert at(3, 6, "b0-1").grown_bytes(at(1, 5, "b0-1")) == 1, "it was applied again after etcd was restored"
-    assert at(1, 6, "b0-1").grown_bytes(at(1, 5)) == 1, "an earlier version kept the cursor"
+    assert at(1, 5, "b1-1").grown_bytes(at(1, 5, "b0-1")) == 5, "the journal was recreated in another cluster"
+    assert at(3, 6, "b0-1").grown_bytes(at(1, 5, "b0-1")) == 1, "the journal was reapplied after etcd was restored"
+    assert at(1, 6, "b0-1").grown_bytes(at(1, 5)) == 1, "an earlier version stored the cursor"
 
 
-def test_the_digest_is_that_of_the_vector() -> None:
+def test_the_digest_depends_only_on_the_vector() -> None:
     assert cursor(a=(1, 5), b=(2, 7)).digest == cursor(b=(2, 7), a=(1, 5)).digest
     assert cursor(a=(1, 5)).digest != cursor(a=(1, 6)).digest
     assert cursor(a=(1, 5)).digest != cursor(a=(2, 5)).digest
 
 
-def test_a_cursor_of_many_journals_is_short_and_reads_back() -> None:
+def test_a_cursor_of_many_journals_is_short_and_can_be_parsed() -> None:
     many = cursor(**{f"shop/orders/region_{number:05}/part": (number + 1, 7 * number) for number in range(10_000)})
     text = many.to_text()
     assert JournalPollingSensorCursor.parse(text) == many
@@ -95,7 +95,7 @@ def consume() -> None: ...
 def tick(
     journals: JournalResource, at: str | None, instance: dg.DagsterInstance | None = None
 ) -> dg.SensorResult | dg.SkipReason:
-    """Evaluate the sensor. A run that it requests is created in `instance`, as the daemon does, and succeeds."""
+    """Evaluate the sensor. Create each requested run in `instance` as successful."""
     sensor = build_journal_polling_sensor(journals=journals, group=EVENTS, job=consume)
     with dg.DagsterInstance.ephemeral() as other:
         result = sensor(dg.build_sensor_context(cursor=at, instance=instance or other))
@@ -130,7 +130,7 @@ def test_a_run_is_requested_once_for_each_advance_of_the_heads(broker: FakeBroke
     assert two.tags["coranto/group"] == "flights/events"
 
 
-def test_a_cursor_that_was_not_stored_leads_to_the_same_run_key(broker: FakeBroker, journals: JournalResource) -> None:
+def test_an_unsaved_cursor_gives_the_same_run_key(broker: FakeBroker, journals: JournalResource) -> None:
     broker.create(PART)
     run_blocking(broker.write(PART, b"one\n"))
     results = [tick(journals, None), tick(journals, None)]
@@ -178,7 +178,7 @@ sensor = build_journal_polling_sensor(
 )
 defs = dg.Definitions(jobs=[consume], sensors=[sensor])
 """
-LAUNCH_AT_ONCE = {
+LAUNCH_IMMEDIATELY = {
     "run_launcher": {
         "module": "dagster._core.launcher.sync_in_memory_run_launcher",
         "class": "SyncInMemoryRunLauncher",
@@ -188,7 +188,7 @@ LAUNCH_AT_ONCE = {
 
 
 def set_cursor(instance: dg.DagsterInstance, sensor: RemoteSensor, cursor: str | None) -> None:
-    """Set the cursor of a sensor as Dagster's UI does, and let its next tick be due."""
+    """Set the cursor of a sensor as Dagster's UI does, and make its next tick due."""
     state: InstigatorState | None = instance.get_instigator_state(sensor.get_remote_origin_id(), sensor.selector_id)
     assert state is not None
     data = state.instigator_data
@@ -207,7 +207,7 @@ def set_cursor(instance: dg.DagsterInstance, sensor: RemoteSensor, cursor: str |
 
 
 @pytest.mark.integration
-def test_dagsters_daemon_launches_a_run_after_the_cursor_was_reset_and_after_a_run_was_deleted(
+def test_dagsters_daemon_launches_a_run_after_a_reset_cursor_or_a_deleted_run(
     broker: FakeBroker, journals: JournalResource, tmp_path: Path
 ) -> None:
     broker.create(PART)
@@ -216,7 +216,7 @@ def test_dagsters_daemon_launches_a_run_after_the_cursor_was_reset_and_after_a_r
     source.write_text(DEFINITIONS.format(endpoint=journals.endpoint, root=journals.file_root))
     target = PythonFileTarget(str(source), None, str(tmp_path), "shop")
     with (
-        new_instance(overrides=LAUNCH_AT_ONCE) as instance,
+        new_instance(overrides=LAUNCH_IMMEDIATELY) as instance,
         create_test_daemon_workspace_context(target, instance) as workspace,
     ):
         location: Any = workspace.create_request_context().get_code_location("shop")
@@ -228,7 +228,7 @@ def test_dagsters_daemon_launches_a_run_after_the_cursor_was_reset_and_after_a_r
             return data.cursor if isinstance(data, SensorInstigatorData) else None
 
         def evaluate(keep: bool = True) -> int:
-            """Let the daemon evaluate the sensor, and return the number of runs that there are then."""
+            """Let the daemon evaluate the sensor, and return the number of runs."""
             if instance.all_instigator_state():
                 set_cursor(instance, sensor, cursor() if keep else None)
             for problem in execute_sensor_iteration(workspace, logging.getLogger("sensors"), None, time.time()):
@@ -242,11 +242,11 @@ def test_dagsters_daemon_launches_a_run_after_the_cursor_was_reset_and_after_a_r
         assert {run.status for run in instance.get_runs()} == {DagsterRunStatus.SUCCESS}
         for run in instance.get_runs():
             instance.delete_run(run.run_id)
-        assert evaluate() == 1, "the run that was requested is not there"
+        assert evaluate() == 1, "the requested run was deleted"
         assert evaluate() == 1
 
 
-def test_a_cursor_that_an_earlier_version_has_kept_reads_back() -> None:
+def test_a_cursor_of_an_earlier_version_can_be_parsed() -> None:
     kept = (
         '{"__class__": "JournalPollingSensorCursor", "failures": 2, "packed": "", '
         '"positions": {"a": [1, 5, "x-1"]}, "run_key": "k"}'

@@ -1,4 +1,4 @@
-"""Tables without code as assets: on both runners, behind an ingest and a collection, and with what goes wrong."""
+"""Tables without code as assets: on both runners, after an ingest and a collection, and with errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 class Made:
-    """A table's file with its asset."""
+    """The file of a table, and its asset."""
 
     def __init__(self, shop: Shop, folder: Path, text: str, prefix: str = "") -> None:
         self.text = text
@@ -88,7 +88,7 @@ class Made:
         return str(failure.event_specific_data.error)
 
 
-def test_a_run_writes_the_present_messages(shop: Shop, tmp_path: Path, instance: dg.DagsterInstance) -> None:
+def test_a_run_writes_the_current_messages(shop: Shop, tmp_path: Path, instance: dg.DagsterInstance) -> None:
     stream = shop.stream(2)
     made = Made(shop, tmp_path, table_file(f"{{stream: {stream}}}", f"sqlite:///{tmp_path}/s.db", "upsert"))
     shop.write(stream, {"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 1, "name": "c"})
@@ -141,7 +141,7 @@ def test_a_table_in_iceberg(
 
 
 def test_an_ingest_and_its_table(shop: Shop, tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    """Two files, two assets, one job."""
+    """Run two files as two assets in one job."""
     stream = f"{shop.name}/orders"
     rows = tmp_path / "in"
     rows.mkdir()
@@ -159,7 +159,7 @@ def test_an_ingest_and_its_table(shop: Shop, tmp_path: Path, instance: dg.Dagste
     assert made.metadata(instance)[1].row_count == 2
 
 
-def test_the_asset_is_the_table(shop: Shop, tmp_path: Path) -> None:
+def test_the_asset_describes_the_table(shop: Shop, tmp_path: Path) -> None:
     fields = {"name": "shop-items", "input": {"prefix": "shop/items/"}, "columns": "id BIGINT", "table": "items"}
     asset = build_table_asset(
         {**fields, "store": "${NOT_SET}"},
@@ -178,7 +178,7 @@ def test_the_asset_is_the_table(shop: Shop, tmp_path: Path) -> None:
     assert not list(any_.deps)
 
 
-def test_a_prefix_is_that_of_the_journals(shop: Shop, tmp_path: Path, instance: dg.DagsterInstance) -> None:
+def test_the_prefix_of_the_resource_selects_journals(shop: Shop, tmp_path: Path, instance: dg.DagsterInstance) -> None:
     stream = f"again/{shop.name}/items"
     shop.streams.create(stream, 1, template=default_template(stores=[STORE_URL]))
     shop.write(stream, {"id": 1})
@@ -222,7 +222,7 @@ def build_other() -> dg.AssetsDefinition:
     return other
 
 
-def test_a_changed_input_takes_its_code(shop: Shop, tmp_path: Path, instance: dg.DagsterInstance) -> None:
+def test_a_changed_input_needs_its_code(shop: Shop, tmp_path: Path, instance: dg.DagsterInstance) -> None:
     first, second = f"{shop.name}/a/one", f"{shop.name}/b/one"
     shop.create(first, second)
     shop.publish(first, {"id": 1})
@@ -252,7 +252,7 @@ defs = dg.Definitions(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_ended_half_way_leaves_the_rest_to_another(
+def test_a_run_after_a_stopped_one_writes_the_rest(
     shop: Shop, tmp_path: Path, instance: dg.DagsterInstance, number: signal.Signals
 ) -> None:
     journal, store = f"{shop.name}/items", SqlStore(f"sqlite:///{tmp_path}/s.db")

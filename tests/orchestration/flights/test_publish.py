@@ -37,7 +37,7 @@ def publisher(client: SyncJournalClient) -> FlightsPublisher:
 
 
 def committed(broker: FakeBroker) -> list[Flight]:
-    """Return the messages that read-committed readers of all journals see."""
+    """Return the committed messages of all journals."""
     found: list[Flight] = []
     for name in JOURNALS:
         envelopes = iter_messages(JsonLines(), name, [broker.journals[name].content], 0)
@@ -60,7 +60,7 @@ def raw_count(broker: FakeBroker, flag: Flags) -> int:
     )
 
 
-def test_readers_see_every_flight_once_in_spite_of_repeated_batches_and_a_rolled_back_transaction(
+def test_readers_see_each_flight_once_despite_repeated_batches_and_a_rollback(
     broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
 ) -> None:
     report = publisher(client).publish(flights)
@@ -74,16 +74,16 @@ def test_a_tail_number_stays_in_one_journal(
     broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
 ) -> None:
     publisher(client).publish(flights)
-    homes: dict[object, set[str]] = {}
+    journals_of: dict[object, set[str]] = {}
     for name in JOURNALS:
         for envelope in iter_messages(JsonLines(), name, [broker.journals[name].content], 0):
             if tail := envelope.message.get("tailnum"):
-                homes.setdefault(tail, set()).add(name)
-    assert all(len(found) == 1 for found in homes.values())
-    assert {name for found in homes.values() for name in found} == set(JOURNALS)
+                journals_of.setdefault(tail, set()).add(name)
+    assert all(len(found) == 1 for found in journals_of.values())
+    assert {name for found in journals_of.values() for name in found} == set(JOURNALS)
 
 
-def test_publishing_again_does_nothing_and_a_larger_slice_adds_the_rest(
+def test_publishing_again_adds_nothing_and_a_larger_slice_adds_the_rest(
     broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
 ) -> None:
     publisher(client).publish(flights.head(600))
@@ -95,18 +95,18 @@ def test_publishing_again_does_nothing_and_a_larger_slice_adds_the_rest(
 
 
 class Crash(Exception):
-    """Stands for the death of the publishing process."""
+    """Simulates the death of the publishing process."""
 
 
 @pytest.mark.parametrize("survives", [*range(0, 24, 2), 25, 31])
-def test_after_a_crash_anywhere_a_second_run_completes_the_publication(
+def test_a_second_run_completes_the_publication_after_any_crash(
     broker: FakeBroker,
     client: SyncJournalClient,
     flights: pd.DataFrame,
     monkeypatch: pytest.MonkeyPatch,
     survives: int,
 ) -> None:
-    """The first publisher dies at its acknowledgement number `survives`; what it appended before stays."""
+    """The first publisher dies after `survives` appends, which remain."""
     real, left = SyncJournalClient.append, survives + len(JOURNALS)
 
     def append(self: SyncJournalClient, journal: str, *args: object, **options: object) -> object:
@@ -129,17 +129,17 @@ def test_after_a_crash_anywhere_a_second_run_completes_the_publication(
     assert keys(committed(broker)) == keys(list(iter_flights(flights)))
 
 
-def test_an_acknowledgement_whose_answer_was_lost_counts_once(
+def test_an_acknowledgement_with_a_lost_answer_counts_once(
     broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
 ) -> None:
-    # After the four barriers: cut connections behind appends that were applied, acknowledgements among them.
+    # After the four barriers: cut connections after applied appends, including acknowledgements.
     broker.at(CallPoint.APPEND_APPLIED, *[None] * 4, *[Break.CUT, None, None] * 8)
     report = publisher(client).publish(flights)
     assert report.flights == 1000
     assert keys(committed(broker)) == keys(list(iter_flights(flights)))
 
 
-def test_of_two_publishers_at_once_one_is_let_through(
+def test_only_one_of_two_concurrent_publishers_succeeds(
     broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
 ) -> None:
     publisher(client).publish(flights.head(300))
@@ -149,7 +149,7 @@ def test_of_two_publishers_at_once_one_is_let_through(
     stale = iter(progress.values())
     original = JournalProgress.of
     with pytest.MonkeyPatch.context() as patched:
-        # The slow one looked before the other published.
+        # The slow publisher read its progress before the other one published.
         patched.setattr(publish.JournalProgress, "of", lambda registers: next(stale, None) or original(registers))
         with pytest.raises(RegisterMismatch):
             slow.publish(flights)
@@ -157,7 +157,7 @@ def test_of_two_publishers_at_once_one_is_let_through(
     assert keys(committed(broker)) == keys(list(iter_flights(flights)))
 
 
-def test_journals_that_hold_other_data_are_refused(
+def test_journals_with_other_data_are_refused(
     broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
 ) -> None:
     broker.journals[JOURNALS[2]].registers = label_set({publish.SOURCE: "other.0123456789ab.5", publish.ROWS: "10"})
@@ -165,7 +165,7 @@ def test_journals_that_hold_other_data_are_refused(
         publisher(client).publish(flights)
 
 
-def test_another_number_of_journals_is_refused_because_flights_would_move(
+def test_another_number_of_journals_is_refused(
     broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
 ) -> None:
     publisher(client).publish(flights.head(300))
@@ -173,7 +173,7 @@ def test_another_number_of_journals_is_refused_because_flights_would_move(
         FlightsPublisher(client, JOURNALS[:3]).publish(flights)
 
 
-def test_a_source_survives_its_text_form() -> None:
+def test_a_source_can_be_formatted_and_parsed() -> None:
     source = FlightsSource.fresh("0123456789abcdef")
     assert FlightsSource.parse(str(source)) == source
     with pytest.raises(InvalidInput, match="is not digest"):

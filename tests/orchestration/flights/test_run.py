@@ -1,4 +1,4 @@
-"""The demo's second pass, whose consumer is to be killed half-way. All of it is run in `tests/system/test_main_job`."""
+"""The demo's second pass, with a consumer killed half-way. `tests/system/test_main_job` runs the whole demo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAITS = "import time; time.sleep(600)"
 
 
 class Passes(Demo):
-    """Materialises nothing. Its consumers run `programs`, one after the other."""
+    """A demo that materialises nothing. Its consumers run `programs`, one after the other."""
 
     def __init__(self, data_dir: Path, *programs: str) -> None:
         super().__init__(data_dir, console=Console(quiet=True))
@@ -44,11 +44,11 @@ def config(monkeypatch: pytest.MonkeyPatch) -> ClientConfig:
     return ClientConfig("127.0.0.1:1")
 
 
-def test_a_consumer_that_was_quicker_than_the_kill_is_followed_by_one_over_fresh_journals(
+def test_a_consumer_that_ends_before_the_kill_is_followed_by_one_with_new_journals(
     tmp_path: Path, config: ClientConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     demo = Passes(tmp_path, "", WAITS)
-    # Looks at the first consumer find nothing, and then it has ended; the second one is met half-way.
+    # The first consumer ends before any progress is seen. The second one is found half-way.
     monkeypatch.setattr(run, "_consumed", lambda *_: TOTAL // 2 if len(demo._children) == 2 else 0)
     job, killed = demo.second_pass(config)
     assert job.prefix == "second-2/"
@@ -57,7 +57,7 @@ def test_a_consumer_that_was_quicker_than_the_kill_is_followed_by_one_over_fresh
     assert [each.prefix for each in demo.materialized] == ["second/", "second-2/", "second-2/"]
 
 
-def test_it_is_told_when_no_consumer_could_be_killed(
+def test_it_is_an_error_if_no_consumer_could_be_killed(
     tmp_path: Path, config: ClientConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "_consumed", lambda *_: 0)
@@ -65,9 +65,7 @@ def test_it_is_told_when_no_consumer_could_be_killed(
         Passes(tmp_path, "", "", "").second_pass(config)
 
 
-def test_a_consumer_that_fails_is_an_error(
-    tmp_path: Path, config: ClientConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_consumer_is_an_error(tmp_path: Path, config: ClientConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_consumed", lambda *_: 0)
     with pytest.raises(ClusterError, match="the consumer failed"):
         Passes(tmp_path, "raise SystemExit(3)").second_pass(config)

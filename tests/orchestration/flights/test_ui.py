@@ -1,4 +1,4 @@
-"""Dagster's UI over a real cluster, driven in headless Chromium."""
+"""Dagster's UI with a real cluster, in headless Chromium."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ ARGUMENTS = (
 )
 
 
-def why_not() -> str:
-    """Return the reason why the tests cannot run; empty if they can, or if the set-up should have made them run."""
+def skip_reason() -> str:
+    """Return the reason to skip these tests; empty if they can run, or if the set-up should have installed Chromium."""
     installable = os.geteuid() == 0 and shutil.which("apt-get") is not None
     if CHROMIUM.exists() or installable:
         return ""
@@ -45,21 +45,21 @@ def why_not() -> str:
 
 
 TIMEOUT_MS = 180_000
-expect.set_options(timeout=TIMEOUT_MS)  # What is loaded piece by piece appears late on a busy machine.
+expect.set_options(timeout=TIMEOUT_MS)  # Lazily loaded parts of pages appear late on a busy machine.
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.exhaustive,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.skipif(bool(skip_reason()), reason=skip_reason()),
 ]
 
 
 @pytest.fixture(scope="module")
 def ui(cluster_dir: Path) -> Iterator[DagsterUi]:
-    """The UI over a cluster whose flights are published and not yet consumed."""
+    """The UI of a cluster with published and unconsumed flights."""
     assert materialize(Job(limit=FLIGHTS), ["journal_specs", "flights/events"], log_level="WARNING")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)  # Where workspace.yaml is.
+        patch.chdir(ROOT)  # The folder with workspace.yaml.
         with DagsterUi(cluster_dir, daemon=None, stop_seconds=2) as running:
             yield running
 
@@ -88,7 +88,7 @@ def page(browser: BrowserContext) -> Iterator[Page]:
 
 
 def node(page: Page, name: str) -> Locator:
-    """The box of an asset in the graph, by the last part of its key."""
+    """Return the box of an asset in the graph, by the last part of its key."""
     return page.locator("foreignObject").filter(has_text=re.compile(rf"{name}.*Latest event", re.DOTALL)).last
 
 
@@ -99,18 +99,18 @@ def open_graph(page: Page, ui: DagsterUi) -> None:
 
 
 def lefts(page: Page) -> list[float]:
-    """Return where the boxes of specs, events, delays and alerts begin, without those that are not drawn just now."""
+    """Return the left edges of the visible boxes of specs, events, delays and alerts."""
     boxes = [node(page, name).bounding_box() for name in ("journal_specs", "events", "carrier_delays", "alerts")]
     return [box["x"] for box in boxes if box is not None]
 
 
 def are_in_order(left: list[float]) -> bool:
-    """Return whether specs are left of events, and events left of delays and alerts, which are below one another."""
+    """Return True if specs, events, and the column of delays and alerts are in this order from the left."""
     return len(left) == 4 and left[0] < left[1] < left[2] == left[3]
 
 
 def await_run(page: Page) -> dg.DagsterRunStatus:
-    """Wait for the run that the page has just started, and return its final status."""
+    """Wait for the run started by the page, and return its final status."""
     with dg.DagsterInstance.get() as instance:
         deadline = time.monotonic() + RUN_SECONDS
         while time.monotonic() < deadline:
@@ -122,13 +122,13 @@ def await_run(page: Page) -> dg.DagsterRunStatus:
 
 
 def metadata_value(page: Page, key: str) -> Locator:
-    """The cell with the latest value of a metadata key, on an asset's page."""
+    """Return the cell with the latest value of a metadata key, on an asset's page."""
     return page.locator("tr").filter(has=page.get_by_text(key, exact=True)).locator("td").last
 
 
 def test_the_graph_shows_the_lineage_from_specs_to_delays_and_alerts(ui: DagsterUi, page: Page) -> None:
     open_graph(page, ui)
-    # Boxes move while the graph is laid out.
+    # Boxes move during the layout.
     deadline = time.monotonic() + TIMEOUT_MS / 1000
     while not are_in_order(left := lefts(page)):
         assert time.monotonic() < deadline, left
@@ -137,13 +137,13 @@ def test_the_graph_shows_the_lineage_from_specs_to_delays_and_alerts(ui: Dagster
     expect(node(page, "carrier_delays")).to_contain_text("Never materialized")
 
 
-def test_a_materialisation_started_by_a_click_succeeds_and_tells_what_was_read(ui: DagsterUi, page: Page) -> None:
+def test_a_materialisation_started_by_a_click_succeeds_and_shows_its_metadata(ui: DagsterUi, page: Page) -> None:
     page.goto(f"{ui.url}/assets/flights/alerts")
     expect(page.get_by_text("Never materialized")).to_be_visible()
     page.get_by_role("button").filter(has_text=re.compile("^Materialize$")).click()
     assert await_run(page) is dg.DagsterRunStatus.SUCCESS
 
-    # One consumer makes both, so the table comes with the alerts.
+    # One consumer writes both, so the table is materialised with the alerts.
     page.goto(f"{ui.url}/assets/carrier_delays")
     expect(metadata_value(page, "dagster-coranto/messages")).to_have_text(re.compile(rf"^{FLIGHTS}$|^{FLIGHTS:,}$"))
     expect(metadata_value(page, "dagster-coranto/transactions")).to_have_text("1")
@@ -170,7 +170,7 @@ def test_after_the_run_the_graph_shows_all_assets_materialised(ui: DagsterUi, pa
 
 
 def observe(instance: dg.DagsterInstance) -> None:
-    """Report journals and their freshness, as the daemon does by and by."""
+    """Report journals and their freshness, as the daemon does periodically."""
     result = flights_observation.evaluate_tick(dg.build_sensor_context(instance=instance))
     for event in result.asset_events:
         instance.report_runless_asset_event(event)

@@ -1,4 +1,4 @@
-"""Processes that the UI starts end with it."""
+"""Processes started by the UI end with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ mutation Launch($what: ExecutionParams!) {
 
 
 def launch(ui: DagsterUi, job: str) -> str:
-    """Start a job as the UI does; returns the run's id."""
+    """Start a job as the UI does, and return the run's id."""
     selector = {
         "repositoryLocationName": "dagster_coranto",
         "repositoryName": "__repository__",
@@ -51,11 +51,11 @@ def await_status(run_id: str, *wanted: dg.DagsterRunStatus) -> dg.DagsterRunStat
             if run is not None and (run.status in wanted or run.is_finished):
                 return run.status
             time.sleep(0.1)
-    raise AssertionError(f"run {run_id} never came to {wanted}")
+    raise AssertionError(f"run {run_id} never reached {wanted}")
 
 
 def groups(pids: list[int]) -> list[int]:
-    """Those of the process groups in which anything is left."""
+    """Return the process groups that still have processes."""
     left = []
     for pid in pids:
         try:
@@ -67,12 +67,10 @@ def groups(pids: list[int]) -> list[int]:
 
 
 @pytest.mark.exhaustive
-def test_closing_the_ui_ends_its_servers_and_the_runs_that_they_started(
-    cluster_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_the_ui_ends_its_servers_and_their_runs(cluster_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])
     with DagsterUi(cluster_dir, stop_seconds=TIMEOUT_S) as ui:
-        # All flights: more than can be published before the UI is closed.
+        # All flights, which cannot all be published before the UI is closed.
         run_id = launch(ui, "flights")
         assert await_status(run_id, dg.DagsterRunStatus.STARTED) is dg.DagsterRunStatus.STARTED
         ui.watch()
@@ -82,7 +80,7 @@ def test_closing_the_ui_ends_its_servers_and_the_runs_that_they_started(
     assert await_status(run_id) is dg.DagsterRunStatus.FAILURE
 
 
-def test_definitions_that_do_not_load_are_told_with_dagsters_message(
+def test_definitions_that_fail_to_load_are_reported_with_dagsters_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken.py").write_text("raise RuntimeError('the tail numbers are gone')\n")
@@ -90,11 +88,11 @@ def test_definitions_that_do_not_load_are_told_with_dagsters_message(
     monkeypatch.chdir(tmp_path)
     ui = DagsterUi(tmp_path / "data", daemon=None, stop_seconds=TIMEOUT_S)
     with pytest.raises(ClusterError, match=r"(?s)cannot load broken.py.*the tail numbers are gone"), ui:
-        raise AssertionError("it started")
+        raise AssertionError("the UI started")
     assert ui.pids == []
 
 
-def test_a_port_that_is_taken_is_replaced_by_a_free_one(cluster_dir: Path) -> None:
+def test_a_taken_port_is_replaced_by_a_free_one(cluster_dir: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""A cluster of one broker, and files of ingests."""
+"""A cluster with one broker, and files of ingests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 
 class Place:
-    """A folder of JSON files, the file of an ingest that reads them, and the stream."""
+    """A folder of JSON files, the file of an ingest of them, and its stream."""
 
     def __init__(self, folder: Path, cluster: SyncCluster) -> None:
         self.cluster = cluster

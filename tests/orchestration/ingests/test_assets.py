@@ -1,4 +1,4 @@
-"""An ingest as an asset: runs until the source has no more, as a service, and until it is terminated."""
+"""An ingest as an asset: runs to the end of the source, as a service, and until terminated."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def await_(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def test_a_run_ingests_what_is_there(place: Place) -> None:
+def test_a_run_ingests_the_current_rows(place: Place) -> None:
     place.put("a", {"n": 1}, {"n": 2})
     with new_instance() as instance:
         assert materialize(place, instance).success
@@ -76,7 +76,7 @@ def test_a_run_ingests_what_is_there(place: Place) -> None:
     assert place.events() == [1, 2, 3]
 
 
-def test_tables_of_postgresql(place: Place) -> None:
+def test_tables_of_postgresql_are_ingested(place: Place) -> None:
     with PostgresServer(*SETTINGS) as server, Database(server) as database:
         database.execute(ORDERS)
         database.execute("INSERT INTO orders VALUES (1), (2)")
@@ -95,7 +95,7 @@ def test_tables_of_postgresql(place: Place) -> None:
             assert metadata(instance, place.key)["rows"] == 2
 
 
-def test_the_asset_is_the_stream(place: Place) -> None:
+def test_the_asset_describes_the_stream(place: Place) -> None:
     asset = build_ingest_asset(place.file, group_name="shop", kinds={"mine"}, tags={"tier": "1"})
     [spec] = asset.specs
     assert (spec.key, spec.group_name) == (place.key, "shop")
@@ -103,7 +103,7 @@ def test_the_asset_is_the_stream(place: Place) -> None:
     assert (spec.tags["tier"], spec.tags[CONSUMER_TAG]) == ("1", place.name)
 
 
-def test_a_prefix_is_that_of_the_stream(place: Place) -> None:
+def test_the_prefix_of_the_resource_selects_the_stream(place: Place) -> None:
     place.put("a", {"n": 1})
     with new_instance() as instance:
         again = JournalResource(endpoint=place.cluster.endpoint, prefix="again/")
@@ -115,7 +115,7 @@ def test_a_prefix_is_that_of_the_stream(place: Place) -> None:
     assert place.events() == [1]
 
 
-def test_a_poison_row_fails_the_run_with_its_place(place: Place) -> None:
+def test_the_error_of_a_poison_row_has_its_position(place: Place) -> None:
     place.put("a", {"n": 1})
     place.put("b", "poison")
     with new_instance() as instance:
@@ -126,7 +126,7 @@ def test_a_poison_row_fails_the_run_with_its_place(place: Place) -> None:
     assert place.events() == [1]
 
 
-def test_a_service_reports_materializations_and_ends_after_its_time(place: Place) -> None:
+def test_a_service_reports_materializations_and_ends_at_its_time_limit(place: Place) -> None:
     asset = build_ingest_asset(place.file, mode=IngestMode.SERVICE, report_seconds=0.2)
     place.put("a", {"n": 1})
     with new_instance() as instance:
@@ -146,7 +146,7 @@ def test_a_service_reports_materializations_and_ends_after_its_time(place: Place
     assert place.events() == [1, 2]
 
 
-def test_a_mode_that_is_not_known_is_refused(place: Place) -> None:
+def test_an_unknown_mode_is_refused(place: Place) -> None:
     with new_instance() as instance:
         done = materialize(place, instance, mode="forever")
         [failure] = done.get_step_failure_events()
@@ -155,7 +155,7 @@ def test_a_mode_that_is_not_known_is_refused(place: Place) -> None:
         )
 
 
-def test_variables_are_looked_up_when_the_asset_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_read_when_the_asset_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     given = yaml.safe_load(place.file.read_text())
     given["source"]["files"]["url"] = "${NEW_FOLDER}"
     place.file.write_text(yaml.safe_dump(given))
@@ -183,7 +183,7 @@ defs = dg.Definitions(
 
 
 @pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT], 2))
-def test_a_run_that_is_terminated_commits_and_another_continues(
+def test_a_terminated_run_commits_and_the_next_one_continues(
     place: Place, tmp_path: Path, number: signal.Signals
 ) -> None:
     (tmp_path / "defs.py").write_text(DEFINITIONS.format(file=str(place.file), endpoint=place.cluster.endpoint))

@@ -1,4 +1,4 @@
-"""The definition of an ingest: the names in its file, and how far it is."""
+"""The definition of an ingest: the names in its file, and its progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.orchestration.ingests.conftest import Place
 pytestmark = pytest.mark.integration
 
 
-def test_files_that_cannot_be_read_are_told_when_definitions_load(place: Place, tmp_path: Path) -> None:
+def test_invalid_files_are_reported_when_definitions_load(place: Place, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"there is no file .*missing\.yaml: write it, or correct the path"):
         build_ingest_asset(tmp_path / "missing.yaml")
     place.file.write_text("name: orders\n")
@@ -23,7 +23,7 @@ def test_files_that_cannot_be_read_are_told_when_definitions_load(place: Place, 
         build_ingest_asset(place.file)
 
 
-def test_names_are_read_without_the_variables_of_other_fields(tmp_path: Path) -> None:
+def test_names_can_be_read_without_the_variables_of_other_fields(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text('{name: a, stream: b/c, source: {kafka: {brokers: "${NOT_SET}", topics: [t]}}}')
     assert IngestDefinition.names_of(file) == ("a", "b/c", "kafka")
@@ -38,7 +38,7 @@ def test_names_are_read_without_the_variables_of_other_fields(tmp_path: Path) ->
         IngestDefinition.names_of(file)
 
 
-def test_the_state_before_and_after_rows(place: Place) -> None:
+def test_the_state_has_progress_lag_and_a_digest(place: Place) -> None:
     definition = INGESTS.of(build_ingest_asset(place.file))
     place.put("a", {"n": 1})
     state = definition.state(place.journals)

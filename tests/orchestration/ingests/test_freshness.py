@@ -1,4 +1,4 @@
-"""The check of an ingest's stream: it fails if rows wait and nothing was materialised for a while."""
+"""The check of an ingest's stream: it fails if rows have waited too long for a materialisation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def evaluate(place: Place, instance: dg.DagsterInstance, fresh_seconds: float) -
     return found
 
 
-def test_rows_that_wait_too_long(place: Place) -> None:
+def test_rows_that_wait_too_long_fail_the_check(place: Place) -> None:
     with new_instance() as instance:
         place.put("a", {"n": 1})
         found = evaluate(place, instance, 60)

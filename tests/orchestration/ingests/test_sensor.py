@@ -1,4 +1,4 @@
-"""The sensor of an ingest: runs when rows wait, one at a time, after failures later; and reports of the lag."""
+"""The sensor of an ingest: one run at a time when rows wait, with pauses after failures; and reports of the lag."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 
 
 class Ticks:
-    """Ticks of a sensor, whose cursor is kept, and runs of what it requests."""
+    """Ticks of a sensor with a stored cursor, and its requested runs."""
 
     def __init__(self, place: Place, instance: dg.DagsterInstance) -> None:
         self.asset = build_ingest_asset(place.file)
@@ -50,7 +50,7 @@ class Ticks:
         return found
 
     def run(self, request: dg.RunRequest, status: dg.DagsterRunStatus | None = None) -> None:
-        """Carry out a request, or report a run that ended otherwise."""
+        """Execute a request, or create a run of it with another status."""
         tags = {RUN_KEY: request.run_key or "", SENSOR: self.sensor.name}
         job = self.defs.resolve_implicit_global_asset_job_def()
         if status is None:
@@ -89,27 +89,27 @@ def test_a_run_is_requested_when_rows_wait(place: Place, ticks: Ticks) -> None:
     assert place.events() == [1, 2]
 
 
-def test_one_run_at_a_time(place: Place, ticks: Ticks) -> None:
+def test_only_one_run_is_requested_at_a_time(place: Place, ticks: Ticks) -> None:
     place.put("a", {"n": 1})
     ticks.run(requested(ticks.tick()), dg.DagsterRunStatus.STARTED)
     place.put("b", {"n": 2})
     assert "is under way; 18 rows or bytes wait" in reason(ticks.tick())
 
 
-def test_a_run_that_was_deleted_is_requested_again(place: Place, ticks: Ticks) -> None:
+def test_a_missing_run_is_requested_again(place: Place, ticks: Ticks) -> None:
     place.put("a", {"n": 1})
     requested(ticks.tick())
     requested(ticks.tick())
 
 
-def test_a_failed_run_is_followed_after_a_while(place: Place, ticks: Ticks) -> None:
+def test_the_next_run_after_a_failure_is_delayed(place: Place, ticks: Ticks) -> None:
     place.put("a", {"n": 1})
     ticks.run(requested(ticks.tick()), dg.DagsterRunStatus.FAILURE)
     place.put("b", {"n": 2})
     assert "The last runs have failed (1 in a row); the next one follows in" in reason(ticks.tick())
 
 
-def test_no_run_follows_a_canceled_one_until_more_waits(place: Place, ticks: Ticks) -> None:
+def test_after_a_canceled_run_the_next_one_needs_more_rows(place: Place, ticks: Ticks) -> None:
     place.put("a", {"n": 1})
     ticks.run(requested(ticks.tick()), dg.DagsterRunStatus.CANCELED)
     assert reason(ticks.tick()) == "The last run was canceled. The next one follows when more than 9 wait."
@@ -125,7 +125,7 @@ def test_the_lag_and_the_freshness_are_reported(place: Place, ticks: Ticks) -> N
     assert observed.metadata["dagster-coranto/lag"].value == 9
     assert (verdict.check_name, verdict.passed) == ("is_fresh", False)
     assert verdict.description == "9 rows or bytes wait, and the stream was never materialised."
-    assert not ticks.tick().asset_events, "once a minute"
+    assert not ticks.tick().asset_events, "reports are made once a minute"
     ticks.now += 60
     assert len(ticks.tick().asset_events) == 2
     ticks.run(requested(ticks.tick()))
@@ -136,7 +136,7 @@ def test_the_lag_and_the_freshness_are_reported(place: Place, ticks: Ticks) -> N
     assert not ticks.tick().asset_events, "nothing has changed"
 
 
-def test_ticks_are_skipped_while_the_cluster_or_the_source_is_away(place: Place) -> None:
+def test_ticks_are_skipped_while_the_cluster_is_unavailable(place: Place) -> None:
     place.journals = JournalResource(endpoint="127.0.0.1:1")
     with new_instance() as instance:
         assert "The lag is unknown" in reason(Ticks(place, instance).tick())
@@ -158,7 +158,7 @@ defs = dg.Definitions(
     executor=dg.in_process_executor,
 )
 """
-LAUNCH_AT_ONCE = {
+LAUNCH_IMMEDIATELY = {
     "run_launcher": {
         "module": "dagster._core.launcher.sync_in_memory_run_launcher",
         "class": "SyncInMemoryRunLauncher",
@@ -168,18 +168,18 @@ LAUNCH_AT_ONCE = {
 
 
 @pytest.mark.exhaustive
-def test_dagsters_daemon_keeps_an_ingest_at_work(place: Place, tmp_path: Path) -> None:
+def test_dagsters_daemon_runs_an_ingest_for_new_rows(place: Place, tmp_path: Path) -> None:
     source = tmp_path / "ingest_definitions.py"
     source.write_text(DEFINITIONS.format(endpoint=place.cluster.endpoint, file=str(place.file)))
     target = PythonFileTarget(str(source), None, str(tmp_path), "shop")
     with (
-        new_instance(overrides=LAUNCH_AT_ONCE) as instance,
+        new_instance(overrides=LAUNCH_IMMEDIATELY) as instance,
         create_test_daemon_workspace_context(target, instance) as workspace,
     ):
         due = itertools.count(time.time(), 100.0)
 
         def evaluate() -> int:
-            with freeze_time(next(due)):  # The sensor is due each time.
+            with freeze_time(next(due)):  # Make the sensor due.
                 for problem in execute_sensor_iteration(workspace, logging.getLogger("sensors"), None, None):
                     assert problem is None, problem
             return instance.get_runs_count()
@@ -187,7 +187,7 @@ def test_dagsters_daemon_keeps_an_ingest_at_work(place: Place, tmp_path: Path) -
         assert evaluate() == 0
         place.put("a", {"n": 1})
         assert evaluate() == 1
-        assert evaluate() == 1, "nothing waits"
+        assert evaluate() == 1, "no rows wait"
         place.put("b", {"n": 2})
         assert evaluate() == 2
         assert evaluate() == 2

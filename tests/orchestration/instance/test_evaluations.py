@@ -1,4 +1,4 @@
-"""The last evaluation of a check is found behind executions that never ended in one."""
+"""The last evaluation of a check is found before later executions without an evaluation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def whole() -> dg.AssetCheckResult:
     raise RuntimeError("the store is away")
 
 
-def test_executions_that_failed_do_not_hide_the_last_evaluation() -> None:
+def test_failed_executions_do_not_hide_the_last_evaluation() -> None:
     job = dg.Definitions(
         asset_checks=[whole], jobs=[dg.define_asset_job("look", dg.AssetSelection.all_asset_checks())]
     ).resolve_job_def("look")

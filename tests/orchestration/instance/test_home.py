@@ -10,7 +10,7 @@ from dagster._core.run_coordinator import DefaultRunCoordinator
 from dagster_coranto.instance.home import dagster_environment, prepare_home, prepare_storage
 
 
-def test_an_instance_of_the_home_starts_runs_at_once_and_sends_no_telemetry(
+def test_an_instance_of_the_home_starts_runs_immediately_and_sends_no_telemetry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = prepare_home(tmp_path)
@@ -23,14 +23,14 @@ def test_an_instance_of_the_home_starts_runs_at_once_and_sends_no_telemetry(
         assert Path(instance.root_directory) == home
 
 
-def test_settings_that_are_there_are_kept(tmp_path: Path) -> None:
+def test_existing_settings_are_kept(tmp_path: Path) -> None:
     settings = prepare_home(tmp_path) / "dagster.yaml"
     settings.write_text("telemetry: {enabled: false}\nretention: {}\n")
     prepare_home(tmp_path)
     assert settings.read_text() == "telemetry: {enabled: false}\nretention: {}\n"
 
 
-def test_processes_of_dagster_get_home_and_cluster(tmp_path: Path) -> None:
+def test_dagster_processes_get_home_and_cluster(tmp_path: Path) -> None:
     environment = dagster_environment(tmp_path, {"PATH": "/bin", "CORANTO_DATA": "elsewhere"})
     assert environment == {
         "PATH": "/bin",
@@ -43,9 +43,7 @@ def test_processes_of_dagster_get_home_and_cluster(tmp_path: Path) -> None:
     }
 
 
-def test_prepared_databases_are_complete_so_that_no_process_migrates_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepared_databases_need_no_migration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare_storage(tmp_path)
     home = prepare_home(tmp_path)
     databases = {path: path.read_bytes() for path in home.rglob("*.db")}

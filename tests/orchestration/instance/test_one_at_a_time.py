@@ -1,4 +1,4 @@
-"""Steps of one name take turns, whoever launched their runs, and no run that is over keeps others waiting."""
+"""Steps with the same pool run one at a time, for runs from any source. Ended runs do not block others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POOL = "coranto_consume"
 
 
 class Work:
-    """Steps that take their turns, each of a run of its own. They are counted while they work."""
+    """Steps of separate runs in one pool, and the count of those at work."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.instance = instance
@@ -59,7 +59,7 @@ class Work:
         return {each.name: each.limit for each in self.instance.event_log_storage.get_pool_limits()}
 
     def held_by_run(self, status: DagsterRunStatus, **tags: str) -> dg.DagsterRun:
-        """Return a run that has the place in the pool."""
+        """Return a run that holds the slot of the pool."""
         storage = self.instance.event_log_storage
         storage.set_concurrency_slots(POOL, 1)
         run = create_run_for_test(self.instance, status=status, tags=tags)
@@ -82,7 +82,7 @@ def work() -> Iterator[Work]:
         yield Work(instance)
 
 
-def test_of_three_runs_one_works_at_a_time(work: Work) -> None:
+def test_only_one_of_three_runs_works_at_a_time(work: Work) -> None:
     with ThreadPoolExecutor(3) as threads:
         runs = [threads.submit(work.work) for _ in range(3)]
         until(lambda: work.waits >= 10, *runs)
@@ -97,7 +97,7 @@ def test_of_three_runs_one_works_at_a_time(work: Work) -> None:
     assert not info.pending_steps
 
 
-def test_a_limit_that_is_set_stays(work: Work) -> None:
+def test_an_existing_limit_is_kept(work: Work) -> None:
     work.instance.event_log_storage.set_concurrency_slots(POOL, 2)
     with ThreadPoolExecutor(2) as threads:
         runs = [threads.submit(work.work) for _ in range(2)]
@@ -107,7 +107,7 @@ def test_a_limit_that_is_set_stays(work: Work) -> None:
     assert work.limits() == {POOL: 2}
 
 
-def test_a_step_that_fails_gives_its_place_back(work: Work) -> None:
+def test_a_failed_step_releases_its_slot(work: Work) -> None:
     with pytest.raises(RuntimeError), work.turn():
         raise RuntimeError("no")
     with work.turn():
@@ -115,7 +115,7 @@ def test_a_step_that_fails_gives_its_place_back(work: Work) -> None:
     assert not work.waits
 
 
-def test_a_step_that_is_stopped_while_it_waits_leaves_the_queue(work: Work) -> None:
+def test_a_step_stopped_while_waiting_leaves_the_queue(work: Work) -> None:
     class Stopped(BaseException): ...
 
     def stop(seconds: float) -> None:
@@ -125,7 +125,7 @@ def test_a_step_that_is_stopped_while_it_waits_leaves_the_queue(work: Work) -> N
         run = create_run_for_test(work.instance, status=DagsterRunStatus.STARTED)
         waiting = OneAtATime(work.instance, run.run_id, POOL, work.said.append, wait=stop)
         with pytest.raises(Stopped), waiting:
-            pytest.fail("another run works")
+            pytest.fail("the waiting step started during another run")
         assert not [
             each
             for each in work.instance.event_log_storage.get_concurrency_info(POOL).pending_steps
@@ -142,13 +142,13 @@ def test_a_step_that_is_stopped_while_it_waits_leaves_the_queue(work: Work) -> N
     ],
     ids=["ended", "silent"],
 )
-def test_a_run_that_is_over_loses_its_place(work: Work, status: DagsterRunStatus, tags: dict[str, str]) -> None:
+def test_an_ended_or_silent_run_loses_its_slot(work: Work, status: DagsterRunStatus, tags: dict[str, str]) -> None:
     work.held_by_run(status, **tags)
     with work.turn():
         pass
 
 
-def test_a_killed_process_of_this_machine_loses_its_place_at_once(work: Work) -> None:
+def test_a_killed_process_of_this_machine_loses_its_slot_immediately(work: Work) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         work.held_by_run(
@@ -158,7 +158,7 @@ def test_a_killed_process_of_this_machine_loses_its_place_at_once(work: Work) ->
         with ThreadPoolExecutor(1) as threads:
             run = threads.submit(work.work)
             until(lambda: work.waits >= 10, run)
-            assert not run.done(), "the process works, as far as can be seen"
+            assert not run.done(), "the process is still alive"
             process.kill()
             assert run.result()
     finally:
@@ -166,7 +166,7 @@ def test_a_killed_process_of_this_machine_loses_its_place_at_once(work: Work) ->
         process.communicate()
 
 
-def test_a_process_of_another_machine_is_waited_for(work: Work) -> None:
+def test_a_process_of_another_machine_keeps_its_slot_until_its_run_ends(work: Work) -> None:
     held = work.held_by_run(
         DagsterRunStatus.STARTED, **{ALIVE_TAG: str(int(time.time())), PROCESS_TAG: "elsewhere/pid:[1] 999999 1"}
     )
@@ -179,8 +179,8 @@ def test_a_process_of_another_machine_is_waited_for(work: Work) -> None:
         assert run.result()
 
 
-def test_a_step_that_dagster_has_not_chosen_queues_up_again(work: Work) -> None:
-    """It began to wait while the place was taken, and the place became free before Dagster knew of it."""
+def test_a_step_that_dagster_does_not_assign_is_queued_again(work: Work) -> None:
+    """The slot became free before Dagster recorded the waiting step."""
     storage = work.instance.event_log_storage
     storage.set_concurrency_slots(POOL, 1)
     add: Any = type(storage).add_pending_step
@@ -198,7 +198,7 @@ def test_a_step_that_dagster_has_not_chosen_queues_up_again(work: Work) -> None:
     assert calls == 2
 
 
-def test_a_storage_without_pools_lets_every_step_work() -> None:
+def test_a_storage_without_pools_does_not_limit_steps() -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         work = Work(instance)
         with work.turn(), work.turn():
@@ -232,7 +232,7 @@ with dg.DagsterInstance.get() as instance:
 
 
 @pytest.mark.integration
-def test_runs_of_a_consumer_that_are_launched_at_once_without_a_sensor_take_turns(
+def test_concurrently_launched_runs_of_a_consumer_work_one_at_a_time(
     broker: FakeBroker, journals: JournalResource, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes = tmp_path / "notes"
@@ -243,4 +243,6 @@ def test_runs_of_a_consumer_that_are_launched_at_once_without_a_sensor_take_turn
     processes = [subprocess.Popen(arguments, stderr=subprocess.PIPE) for _ in range(3)]
     said = [process.communicate(timeout=120)[1].decode() for process in processes]
     assert notes.read_text().split() == ["begin", "end"] * 3, "".join(said)[-6000:]
-    assert [run.status for run in work.instance.get_runs()] == [DagsterRunStatus.FAILURE] * 3, "they said enough"
+    assert [run.status for run in work.instance.get_runs()] == [DagsterRunStatus.FAILURE] * 3, (
+        "each run fails at its end"
+    )

@@ -1,4 +1,4 @@
-"""A sensor's requests: another run follows where one is missing or failed, and has a key of its own."""
+"""A sensor's requests: missing and failed runs are requested again with new keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def requests(instance: dg.DagsterInstance, cursor: str | None = "1") -> Requests
     return Requests(dg.build_sensor_context(instance=instance, cursor=cursor), SENSOR)
 
 
-def test_keys_of_a_purpose_are_used_once(instance: dg.DagsterInstance) -> None:
+def test_each_key_of_a_purpose_is_used_once(instance: dg.DagsterInstance) -> None:
     keys = []
     for _ in range(3):
         request = requests(instance).request("p", tags={"a": "b"})
@@ -52,7 +52,7 @@ def test_keys_of_a_purpose_are_used_once(instance: dg.DagsterInstance) -> None:
         (DagsterRunStatus.FAILURE, True),
     ],
 )
-def test_another_run_is_due_after_one_that_failed(
+def test_another_run_is_due_after_a_failed_one(
     instance: dg.DagsterInstance, status: DagsterRunStatus, due: bool
 ) -> None:
     assert requests(instance).histories(["p", "q"])["p"].due(60) == 0.0, "no run was created yet"
@@ -74,7 +74,7 @@ def test_pauses_double_with_each_failure_up_to_half_an_hour(instance: dg.Dagster
     assert [record.dagster_run.run_id for record in history.records] == [run.run_id for run in reversed(ends)]
 
 
-def test_a_run_that_dagster_retries_is_not_followed(instance: dg.DagsterInstance) -> None:
+def test_a_run_retried_by_dagster_is_not_requested_again(instance: dg.DagsterInstance) -> None:
     request = requests(instance).request("p", tags={"dagster/max_retries": "1", "dagster/will_retry": "true"})
     created(instance, request, DagsterRunStatus.FAILURE)
     assert requests(instance).histories(["p"])["p"].due(60) is None

@@ -32,7 +32,7 @@ def materialize(journals: JournalResource) -> dg.AssetMaterialization:
     return materialization
 
 
-def test_the_asset_is_that_of_the_group() -> None:
+def test_the_asset_is_the_one_of_the_group() -> None:
     spec = orders.get_asset_spec()
     assert spec.key == dg.AssetKey(["shop", "orders"])
     assert spec.kinds == {"journal"}
@@ -63,7 +63,7 @@ def test_metadata_reports_the_published_content(broker: FakeBroker, journals: Jo
     assert (materialization.tags or {})["dagster/data_version"] == version.value
 
 
-def test_the_prefix_of_the_resource_chooses_other_journals(broker: FakeBroker, journals: JournalResource) -> None:
+def test_the_prefix_of_the_resource_selects_other_journals(broker: FakeBroker, journals: JournalResource) -> None:
     for name in ("shop/orders/a", "rerun/shop/orders/a"):
         broker.create(name)
     materialization = materialize(JournalResource(endpoint=journals.endpoint, prefix="rerun/"))
@@ -89,12 +89,12 @@ def test_publishing_functions_get_resources_by_their_class(broker: FakeBroker, j
     assert broker.journals["shop/orders/a"].head == 3
 
 
-def test_a_resource_of_another_class_is_named() -> None:
+def test_the_error_names_a_resource_of_the_wrong_class() -> None:
     with pytest.raises(InvalidInput, match="the resource 'journals' is a str; bind a JournalResource to it"):
         dg.materialize([orders], resources={"journals": "127.0.0.1:1"})
 
 
-def test_options_of_the_step_reach_dagster() -> None:
+def test_options_of_the_step_are_passed_to_dagster() -> None:
     @journal_assets(
         EVENTS,
         pool="shop",

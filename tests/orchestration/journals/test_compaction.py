@@ -1,4 +1,4 @@
-"""The asset of compacted journals: each run adds files of what is old, and tells how far it came."""
+"""The asset of compacted journals: each run adds files of old content, and reports its progress."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def materialize(journals: JournalResource) -> dict[str, Any]:
     return {key: value.value for key, value in event.metadata.items()}
 
 
-def test_the_asset_stands_beside_that_of_the_group() -> None:
+def test_the_asset_depends_on_the_one_of_the_group() -> None:
     spec = compacted.get_asset_spec()
     assert spec.key == dg.AssetKey(["shop", "orders", "compacted"])
     assert [dep.asset_key for dep in spec.deps] == [dg.AssetKey(["shop", "orders"])]
     assert (spec.group_name, spec.kinds) == ("shop", {"lake", "parquet"})
 
 
-def test_each_run_adds_what_is_stored(broker: FakeBroker, journals: JournalResource, tmp_path: Path) -> None:
+def test_each_run_adds_the_stored_content(broker: FakeBroker, journals: JournalResource, tmp_path: Path) -> None:
     for name in (*JOURNALS, "shop/other/a"):
         broker.create(name)
     for n in range(3):

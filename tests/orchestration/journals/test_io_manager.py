@@ -1,4 +1,4 @@
-"""Records and tables go into journals exactly once, and come out of them committed."""
+"""Records and tables are written to journals exactly once, and read back as committed."""
 
 import time
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 def read(manager: JournalIOManager) -> list[dict[str, Any]]:
-    """The committed records, as an asset downstream gets them."""
+    """Return the committed records as a downstream asset gets them."""
     seen: list[dict[str, Any]] = []
 
     @dg.asset(ins={"records": dg.AssetIn(key=["shop", "orders"])})
@@ -56,7 +56,7 @@ def read(manager: JournalIOManager) -> list[dict[str, Any]]:
     return sorted(seen, key=lambda record: (record["customer"], record["cents"]))
 
 
-def test_records_go_in_and_come_out_in_order_within_their_key(manager: JournalIOManager, broker: FakeBroker) -> None:
+def test_records_are_written_and_read_in_order_of_each_key(manager: JournalIOManager, broker: FakeBroker) -> None:
     result = dg.materialize([orders], resources={"journal": manager})
     (made,) = result.asset_materializations_for_node("shop__orders")
     assert made.metadata["dagster-coranto/messages"].value == 3
@@ -68,7 +68,7 @@ def test_records_go_in_and_come_out_in_order_within_their_key(manager: JournalIO
 
 
 @pytest.mark.parametrize("made", [pa.Table.from_pylist(ORDERS), pd.DataFrame(ORDERS), iter(ORDERS)], ids=type)
-def test_tables_go_in_and_come_out(manager: JournalIOManager, made: Any) -> None:
+def test_tables_are_written_and_read(manager: JournalIOManager, made: Any) -> None:
     @dg.asset(key=["shop", "orders"], io_manager_key="journal")
     def table() -> Any:
         return made
@@ -91,10 +91,10 @@ def test_tables_go_in_and_come_out(manager: JournalIOManager, made: Any) -> None
 
 
 @pytest.mark.parametrize("point", ["before the commit", "after the commit", "between acknowledgements"])
-def test_an_output_counts_once_wherever_its_step_is_interrupted(
+def test_an_output_counts_once_after_any_interruption_of_its_step(
     manager: JournalIOManager, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, point: str
 ) -> None:
-    """The step is tried again, by its retry policy."""
+    """The retry policy runs the step again."""
     failures = iter([True])
     commit, client = OutputLog.commit, JournalResource.client
 
@@ -111,7 +111,7 @@ def test_an_output_counts_once_wherever_its_step_is_interrupted(
         return done
 
     class Interrupted:
-        """A client whose second acknowledgement fails; after that it is whole again."""
+        """A client with one failure, at its second acknowledgement."""
 
         def __init__(self, inner: Any) -> None:
             self._inner = inner
@@ -148,7 +148,7 @@ def test_an_output_counts_once_wherever_its_step_is_interrupted(
     assert read(manager) == sorted(ORDERS, key=lambda record: (str(record["customer"]), record["cents"]))
 
 
-def test_a_run_that_goes_on_from_a_failure_does_not_publish_again_and_a_new_run_does(
+def test_a_resumed_run_does_not_publish_again_and_a_new_run_does(
     manager: JournalIOManager, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance
 ) -> None:
     commit = OutputLog.commit
@@ -170,8 +170,8 @@ def test_a_run_that_goes_on_from_a_failure_does_not_publish_again_and_a_new_run_
     assert len(read(manager)) == 6
 
 
-def test_of_two_attempts_at_once_one_counts(manager: JournalIOManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between looking and committing, another attempt commits the same output."""
+def test_only_one_of_two_concurrent_attempts_counts(manager: JournalIOManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another attempt commits the same output between the look-up and the commit."""
     commit = OutputLog.commit
 
     def beaten(self: OutputLog, output: str, asset: str, made: Any) -> bool:
@@ -188,7 +188,7 @@ def test_of_two_attempts_at_once_one_counts(manager: JournalIOManager, monkeypat
     assert read(manager) == sorted(ORDERS, key=lambda record: (str(record["customer"]), record["cents"]))
 
 
-def test_an_input_without_bound_is_refused(manager: JournalIOManager, broker: FakeBroker) -> None:
+def test_an_input_above_the_limit_is_refused(manager: JournalIOManager, broker: FakeBroker) -> None:
     run_blocking(broker.write(JOURNALS[0], b'{"customer": "ada"}\n' * 10))
     small = JournalIOManager(journals=manager.journals, store=manager.store, max_input_bytes=100)
     with pytest.raises(InvalidInput, match="hold 200 B, and an input may have 100 bytes; raise max_input_bytes"):
@@ -203,7 +203,7 @@ def test_an_input_without_bound_is_refused(manager: JournalIOManager, broker: Fa
         ("text", "an output is records, a pyarrow Table or a DataFrame, not a str"),
     ],
 )
-def test_outputs_that_are_no_records_are_refused_and_leave_nothing(
+def test_outputs_that_are_not_records_are_refused_and_publish_nothing(
     manager: JournalIOManager, made: Any, problem: str
 ) -> None:
     @dg.asset(key=["shop", "orders"], io_manager_key="journal", metadata={"dagster-coranto/key_field": "customer"})
@@ -215,10 +215,10 @@ def test_outputs_that_are_no_records_are_refused_and_leave_nothing(
     assert read(manager) == []
 
 
-def test_outputs_are_forgotten_in_time_and_runs_of_that_time_are_refused(
+def test_old_outputs_are_forgotten_and_runs_of_that_time_are_refused(
     manager: JournalIOManager, instance: dg.DagsterInstance
 ) -> None:
-    """An output that was forgotten could otherwise be published twice, by a run that resumes a failed one."""
+    """A run that resumes a failed one could otherwise publish a forgotten output twice."""
     now = time.time()
     kept = manager.model_copy(update={"keep_outputs_days": 30})
     options: Any = {"resources": {"journal": kept}, "instance": instance, "raise_on_error": False}
@@ -235,7 +235,7 @@ def test_outputs_are_forgotten_in_time_and_runs_of_that_time_are_refused(
     with manager.store.store().engine.connect() as connection:
         left = set(connection.execute(select(OUTPUTS.c.output)).scalars())
     assert left == {"", "stuck/shop/orders", *(f"later-{number}/shop/orders" for number in range(3))}
-    assert log.may_be_forgotten(now), "which a store with other settings tells, too"
+    assert log.may_be_forgotten(now), "the log of a store with other settings agrees"
     assert not log.may_be_forgotten(now + 3 * 86_400)
 
     resumed = dg.materialize([orders], tags={PARENT_RUN_ID_TAG: first.run_id, RESUME_RETRY_TAG: "true"}, **options)

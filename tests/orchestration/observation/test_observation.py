@@ -1,4 +1,4 @@
-"""Journals show in Dagster what happens to them, whoever writes; and what is downstream works on it."""
+"""Dagster shows the changes of journals by any writer, and runs downstream assets for them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Shop:
         return events
 
     def consume(self) -> None:
-        """Commit what there is, as a consumer does."""
+        """Commit the current heads, as a consumer does."""
         store = self.store.store()
         fence, _ = store.raise_fence("revenue")
         sources = {journal: Source(self.client.head(journal)) for journal in JOURNALS}
@@ -95,7 +95,7 @@ def shop(cluster_dir: Path, tmp_path: Path, instance: dg.DagsterInstance) -> Ite
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Lets seconds pass for the sensor."""
+    """Returns a function that lets seconds pass for the sensor."""
     passed = [0.0]
     monkeypatch.setattr("dagster_coranto.observation.journals.time", lambda: time_of_day() + passed[0])
 
@@ -105,7 +105,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Any:
     return wait
 
 
-def test_writes_from_outside_show_as_materialisations_and_lag_as_observations(shop: Shop, later: Any) -> None:
+def test_external_writes_are_materialisations_and_lag_is_an_observation(shop: Shop, later: Any) -> None:
     begun = time.time()
     shop.client.append(JOURNALS[0], b"x" * 10)
     heads = {journal: shop.client.head(journal) for journal in JOURNALS}
@@ -117,7 +117,7 @@ def test_writes_from_outside_show_as_materialisations_and_lag_as_observations(sh
     assert shown["head"] == sum(heads.values())
     assert vector_of_json(shown["heads"], "heads") == heads
     assert id_of(vector_of_json(shown["heads"], "heads")[JOURNALS[0]])
-    assert shown["lag_bytes/revenue"] == sum(heads.values()), "it has consumed nothing yet"
+    assert shown["lag_bytes/revenue"] == sum(heads.values()), "the consumer has consumed nothing yet"
     assert shown["stored_bytes"] + shown["unstored_bytes"] == sum(heads.values())
     assert begun - 1 <= float(shown["last_append"]) <= time.time() + 1  # type: ignore[arg-type]
     table: Any = first.metadata["dagster-coranto/journals"]
@@ -134,7 +134,7 @@ def test_writes_from_outside_show_as_materialisations_and_lag_as_observations(sh
 
     shop.consume()
     (third,) = shop.tick()
-    assert isinstance(third, dg.AssetObservation), "nobody has written, so nothing downstream has to run"
+    assert isinstance(third, dg.AssetObservation), "without writes, no downstream asset has to run"
     assert third.metadata["dagster-coranto/lag_bytes/revenue"].value == 0
     shop.client.append(JOURNALS[1], b"z" * 5)
     later(61)
@@ -142,7 +142,7 @@ def test_writes_from_outside_show_as_materialisations_and_lag_as_observations(sh
     assert fourth.metadata["dagster-coranto/lag_bytes/revenue"].value == 5
 
 
-def test_what_a_run_has_reported_is_not_reported_again(shop: Shop, later: Any) -> None:
+def test_a_version_reported_by_a_run_is_not_reported_again(shop: Shop, later: Any) -> None:
     shop.client.append(JOURNALS[0], b"x")
     heads = {journal: shop.client.head(journal) for journal in JOURNALS}
     tags = {"dagster/data_version": vector_version(heads).value}
@@ -152,13 +152,13 @@ def test_what_a_run_has_reported_is_not_reported_again(shop: Shop, later: Any) -
     assert shop.tick() == []
 
 
-def test_a_time_ahead_of_the_clock_does_not_silence_reports() -> None:
-    """The cursor was written by a machine whose clock was a day ahead."""
+def test_a_cursor_ahead_of_the_clock_does_not_stop_reports() -> None:
+    """Another machine with a clock that was a day ahead wrote the cursor."""
     assert _is_due(GroupSeen(at=time.time() + 86_400, version="1", head=0), 60.0)
     assert not _is_due(GroupSeen(at=time.time(), version="1", head=0), 60.0)
 
 
-def test_a_head_that_nobody_can_tell_is_said_and_makes_nothing_grow() -> None:
+def test_an_unknown_head_is_reported_and_counts_as_no_growth() -> None:
     def heads(*statuses: Any) -> Heads:
         journals = (JournalHead(f"a/{n}", status, head=10 * (status == pb.OK)) for n, status in enumerate(statuses))
         return Heads(pb.Header(), tuple(journals))
@@ -198,14 +198,14 @@ def test_ticks_are_skipped_while_there_is_no_cluster(tmp_path: Path) -> None:
 
 
 def test_a_consumer_runs_by_declarative_automation_alone(shop: Shop, later: Any) -> None:
-    """No sensor requests its runs: the observing sensor tells of growth, and the consumer's condition does the rest."""
+    """No sensor requests its runs: the observing sensor reports growth, and the consumer's condition requests runs."""
     shop.consume()
     runs = 0
 
     @dg.asset(deps=[build_group_spec(ORDERS)], automation_condition=on_new_content())
     def revenue() -> dg.MaterializeResult[None]:
         if runs == 2:
-            # Somebody writes, and the sensor tells of it, while a run is under way.
+            # Another producer writes, and the sensor reports it, during a run.
             shop.client.append(JOURNALS[0], b"meanwhile\n")
             later(61)
             assert shop.tick()
@@ -216,7 +216,7 @@ def test_a_consumer_runs_by_declarative_automation_alone(shop: Shop, later: Any)
     cursor = None
 
     def evaluate() -> int:
-        """Evaluate conditions as the automation sensor does, and run what is requested."""
+        """Evaluate conditions as the automation sensor does, and execute the requested runs."""
         nonlocal cursor, runs
         result = dg.evaluate_automation_conditions(definitions, shop.instance, cursor=cursor)
         cursor = result.cursor
@@ -231,9 +231,9 @@ def test_a_consumer_runs_by_declarative_automation_alone(shop: Shop, later: Any)
         later(61)
         shop.tick()
         assert evaluate() == 1
-    assert evaluate() == 1, "what came during the second run is taken by a third one"
+    assert evaluate() == 1, "a third run consumes the content that arrived during the second"
     assert evaluate() == 0
-    assert evaluate() == 0, "and then there is nothing to do"
+    assert evaluate() == 0, "nothing is left to consume"
     store = shop.store.read("revenue")
     assert store is not None
     assert {journal: source.read_through for journal, source in store.checkpoint.sources.items()} == {
@@ -241,7 +241,7 @@ def test_a_consumer_runs_by_declarative_automation_alone(shop: Shop, later: Any)
     }
 
 
-def test_a_failed_run_is_followed_by_another_by_declarative_automation(shop: Shop, later: Any) -> None:
+def test_declarative_automation_retries_a_failed_run(shop: Shop, later: Any) -> None:
     fails = True
 
     @dg.asset(deps=[build_group_spec(ORDERS)], automation_condition=on_new_content())
@@ -271,7 +271,7 @@ def test_a_failed_run_is_followed_by_another_by_declarative_automation(shop: Sho
     assert [evaluate(minutes) for minutes in (20, 21, 30, 40)] == [1, 0, 0, 0]
 
 
-def test_a_freshness_policy_sees_writes_from_outside(shop: Shop, later: Any) -> None:
+def test_a_freshness_policy_is_updated_by_external_writes(shop: Shop, later: Any) -> None:
     policy = dg.FreshnessPolicy.time_window(fail_window=timedelta(minutes=5))
     spec = build_group_spec(ORDERS).replace_attributes(freshness_policy=policy)
     graph = dg.Definitions(assets=[spec]).resolve_asset_graph()
@@ -284,12 +284,12 @@ def test_a_freshness_policy_sees_writes_from_outside(shop: Shop, later: Any) -> 
 
 
 def state_of(instance: dg.DagsterInstance, graph: Any) -> FreshnessState:
-    """The freshness of the group, as Dagster's daemon evaluates it."""
+    """Return the freshness of the group, as Dagster's daemon evaluates it."""
     evaluator = TimeWindowFreshnessPolicyEvaluator()
     return asyncio.run(evaluator.evaluate_freshness(LoadingContextForTest(instance), graph.get(KEY)))
 
 
-def test_cursors_that_an_earlier_version_has_kept_read_back() -> None:
+def test_cursors_of_an_earlier_version_can_be_parsed() -> None:
     kept = (
         '{"__class__": "JournalObservationSensorCursor", "groups": {"g": {"__class__": "GroupSeen", "at": 1.5, '
         '"head": 3, "state": "s", "version": "v"}}}'

@@ -1,4 +1,4 @@
-"""The resource finds a cluster by its fields, and by the environment where they are empty."""
+"""The resource finds a cluster by its fields, or by the environment for empty fields."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"CORANTO_{name}", raising=False)
 
 
-def test_fields() -> None:
+def test_fields_configure_the_client() -> None:
     resource = JournalResource(
         endpoint="https://broker-0:1,https://broker-1:1",
         file_root="/srv/root",
@@ -49,19 +49,19 @@ def test_fields() -> None:
     )
 
 
-def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_configures_empty_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"ENDPOINT": "https://broker:1", "AUTH_TOKEN": "a.b.c", "TLS_CA": "/ca", "ZONE": "eu-1"}
     for name, value in given.items():
         monkeypatch.setenv(f"CORANTO_{name}", value)
     assert JournalResource().client_config() == ClientConfig(
         "https://broker:1", auth=BearerToken.parse("a.b.c"), tls=ClientTls(Path("/ca")), zone="eu-1"
     )
-    # A field says otherwise; keys stand in place of a token.
+    # Fields override the environment, and keys replace a token.
     other = JournalResource(auth_keys=KEYS, zone="eu-2").client_config()
     assert (other.auth, other.zone, other.tls) == (Keys.parse(KEYS), "eu-2", ClientTls(Path("/ca")))
 
 
-def test_secrets_come_by_the_name_of_their_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_read_from_named_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEAM_TOKEN", "a.b.c")
     seen: list[ClientConfig] = []
 
@@ -76,8 +76,10 @@ def test_secrets_come_by_the_name_of_their_variable(monkeypatch: pytest.MonkeyPa
     assert "a.b.c" not in repr(seen[0])
 
 
-def test_a_client_of_a_provider_lists_journals_in_an_asset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker in this process and a real provider; the secret is hidden from all that Dagster shows."""
+def test_a_client_of_an_oidc_provider_lists_journals_in_an_asset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker in this process and a real provider. Dagster shows the secret nowhere."""
     with oidc_server() as oidc, EtcdServer(tmp_path / "etcd", fsync=False) as etcd:
         oidc.token_claims = {"groups": ["operators"]}
         file = tmp_path / "provider.toml"
@@ -121,6 +123,6 @@ async def started(settings: BrokerSettings) -> BrokerProcess:
         ({"endpoint": "127.0.0.1:1", "zone": "no#zone"}, "zone"),
     ],
 )
-def test_what_cannot_be(fields: dict[str, str], problem: str) -> None:
+def test_invalid_fields_are_refused(fields: dict[str, str], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         JournalResource(**fields).client_config()

@@ -1,4 +1,4 @@
-"""The end of the Spark session that runs in one process share."""
+"""The life of the Spark session shared by the runs of a process."""
 
 import threading
 
@@ -18,7 +18,7 @@ class Session:
         self.running = False
 
 
-def test_a_session_that_the_process_had_before_keeps_its_settings(spark: SparkSession) -> None:
+def test_an_existing_session_keeps_its_settings(spark: SparkSession) -> None:
     before = dict(spark.conf.getAll)
     name = "spark.sql.shuffle.partitions"
     resource = SparkResource(settings={name: str(int(before[name]) + 1), "spark.sql.ansi.enabled": "false"})
@@ -30,7 +30,7 @@ def test_a_session_that_the_process_had_before_keeps_its_settings(spark: SparkSe
     assert dict(spark.conf.getAll) == before
 
 
-def test_a_run_in_another_thread_leaves_the_processs_session_running(spark: SparkSession) -> None:
+def test_a_run_in_another_thread_does_not_stop_an_existing_session(spark: SparkSession) -> None:
     def run() -> None:
         resource = SparkResource()
         resource.session()
@@ -42,7 +42,7 @@ def test_a_run_in_another_thread_leaves_the_processs_session_running(spark: Spar
     assert spark.range(3).count() == 3
 
 
-def test_the_last_of_two_runs_stops_the_session_that_the_first_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_of_two_runs_stops_their_shared_session(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Session] = []
 
     def new_session(*_: object, **__: object) -> Session:
@@ -63,8 +63,8 @@ def test_the_last_of_two_runs_stops_the_session_that_the_first_started(monkeypat
     assert not started[0].running
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_an_early_session_starts_with_the_run_and_ends_with_it(monkeypatch: pytest.MonkeyPatch, asked: bool) -> None:
+@pytest.mark.parametrize("used", [True, False])
+def test_an_early_session_starts_with_the_run_and_ends_with_it(monkeypatch: pytest.MonkeyPatch, used: bool) -> None:
     started, warmed = Session(), threading.Event()
     monkeypatch.setattr(coranto_consumers.spark.session.sessions, "new_session", lambda *_, **__: started)
     monkeypatch.setattr(coranto_consumers.spark.session.sessions, "running_session", lambda: None)
@@ -72,14 +72,14 @@ def test_an_early_session_starts_with_the_run_and_ends_with_it(monkeypatch: pyte
     resource = SparkResource(early=True)
     resource.setup_for_execution(None)  # type: ignore[arg-type]  # the resource does not use the context
     assert warmed.wait(60)
-    if asked:
+    if used:
         assert resource.session() is resource.session() is started  # type: ignore[comparison-overlap]
     assert started.running
     resource.teardown_after_execution(None)  # type: ignore[arg-type]  # the resource does not use the context
     assert not started.running
 
 
-def test_an_early_session_that_does_not_start_fails_the_step_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_of_an_early_session_fails_the_step_that_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_session(*_: object, **__: object) -> Session:
         raise InvalidInput("Spark needs Java 17")
 

@@ -11,7 +11,7 @@ from dagster_coranto.resources.typed import resource_parameters
 
 
 class Shop(dg.ConfigurableResource[Any]):
-    """A resource of a user."""
+    """A user's own resource."""
 
 
 def publish(
@@ -42,5 +42,5 @@ class Publisher:
         (lambda context: None, set()),
     ],
 )
-def test_parameters_that_are_resources_are_known_by_their_classes(function: Any, wanted: set[str]) -> None:
+def test_resource_parameters_are_found_by_their_classes(function: Any, wanted: set[str]) -> None:
     assert resource_parameters(function) == wanted

@@ -1,4 +1,4 @@
-"""The asset of shard specs and its check, against a real consumer."""
+"""The asset of shard specs and its check, with a real consumer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ shards:
 
 
 class Idle(Application[Any]):
-    """Its shards are disabled, so it never gets a store."""
+    """An application with disabled shards, which never gets a store."""
 
     def new_store(self, shard: Any) -> Any:
         raise AssertionError(shard)
@@ -38,7 +38,7 @@ class Idle(Application[Any]):
 
 @pytest.fixture(scope="module", autouse=True)
 def consumer(cluster_dir: Path) -> Iterator[None]:
-    """A consumer's process beside the cluster, which its etcd knows."""
+    """A consumer process registered in the cluster's etcd."""
     info = locate(cluster_dir)
     settings = ConsumerProcessSettings(
         etcd=info.etcd, etcd_prefix="/gazette/consumers/idle", id="idle-a", lease_seconds=60
@@ -67,7 +67,7 @@ def check(document: str) -> tuple[bool, str | None]:
     return evaluation.passed, evaluation.description
 
 
-def test_shards_are_applied_drift_and_are_pruned() -> None:
+def test_shards_are_applied_checked_for_drift_and_pruned() -> None:
     assert check(SHARDS) == (False, "2 of 2 shards are not as the document says")
     assert materialize(SHARDS) == {"created": 2, "changed": 0, "deleted": 0, "unchanged": 0}
     assert check(SHARDS) == (True, "2 shards are as the document says")

@@ -1,4 +1,4 @@
-"""The specs asset and its check. How plans are made and applied: tests/platform/reconcile."""
+"""The specs asset and its check. The tests of plans are in tests/platform/reconcile."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def materialize(journals: JournalResource, tree: str = TREE, *, prune: bool = Fa
 
 
 def check(journals: JournalResource, tree: str = TREE) -> tuple[bool, str, dict[str, Any]]:
-    """Run only the check. Returns its result, its description and its metadata."""
+    """Run only the check. Return its result, its description and its metadata."""
     made = build_journal_specs_check(tree, prune_groups=[EVENTS])
     result = dg.materialize([made], resources={"journals": journals}, selection=dg.AssetSelection.checks(made))
     (evaluation,) = result.get_asset_check_evaluations()
@@ -56,9 +56,7 @@ def rows(metadata: dict[str, Any]) -> Sequence[tuple[str, str, str]]:
     return [(str(row["journal"]), str(row["change"]), str(row["differences"])) for row in records]
 
 
-def test_materializing_applies_the_tree_once_and_then_finds_nothing_to_do(
-    broker: FakeBroker, journals: JournalResource
-) -> None:
+def test_materializing_applies_the_tree_once(broker: FakeBroker, journals: JournalResource) -> None:
     first = materialize(journals)
     assert (first["created"], first["changed"], first["unchanged"]) == (2, 0, 0)
     assert sorted(broker.journals) == ["flights/events/part-000", "flights/events/part-001"]
@@ -74,9 +72,7 @@ def test_materializing_reports_the_changes(broker: FakeBroker, journals: Journal
     assert rows(changed)[0] == ("flights/events/part-000", "changed", "fragment.length: 4194304 → 8388608")
 
 
-def test_a_tree_of_more_journals_than_a_transaction_holds_is_applied(
-    broker: FakeBroker, journals: JournalResource
-) -> None:
+def test_a_tree_too_large_for_one_transaction_is_applied(broker: FakeBroker, journals: JournalResource) -> None:
     tree = TREE + "".join(f"  - name: flights/events/part-{number:03}\n" for number in range(2, 600))
     metadata = materialize(journals, tree)
     assert (metadata["created"], len(broker.journals), broker.count("Apply")) == (600, 600, 6)
@@ -93,21 +89,21 @@ def test_a_suspended_journal_stays_suspended(broker: FakeBroker, journals: Journ
     assert (spec.suspend, spec.fragment.length) == (suspended, 8388608)
 
 
-def test_it_compares_again_when_somebody_else_was_faster(broker: FakeBroker, journals: JournalResource) -> None:
+def test_it_plans_again_after_a_concurrent_change(broker: FakeBroker, journals: JournalResource) -> None:
     broker.at(CallPoint.APPLY, pb.ETCD_TRANSACTION_FAILED)
     assert materialize(journals)["created"] == 2
     assert broker.count("List") == 2
     assert broker.count("Apply") == 2
 
 
-def test_it_gives_up_when_others_keep_changing_the_same_journals(broker: FakeBroker, journals: JournalResource) -> None:
+def test_it_gives_up_after_repeated_concurrent_changes(broker: FakeBroker, journals: JournalResource) -> None:
     broker.at(CallPoint.APPLY, *[pb.ETCD_TRANSACTION_FAILED] * 5)
     with pytest.raises(EtcdTransactionFailed):
         materialize(journals)
     assert broker.count("Apply") == 5
 
 
-def test_the_prefix_of_the_resource_is_in_front_of_every_journal(broker: FakeBroker, journals: JournalResource) -> None:
+def test_the_prefix_of_the_resource_applies_to_every_journal(broker: FakeBroker, journals: JournalResource) -> None:
     below = JournalResource(endpoint=journals.endpoint, prefix="rerun/")
     broker.create("flights/events/part-002")
     broker.create("rerun/flights/events/part-002")
@@ -116,7 +112,7 @@ def test_the_prefix_of_the_resource_is_in_front_of_every_journal(broker: FakeBro
     assert sorted(broker.journals) == names
 
 
-def test_journals_that_left_the_tree_are_deleted_only_when_the_run_asks_for_it(
+def test_journals_removed_from_the_tree_are_deleted_only_with_prune(
     broker: FakeBroker, journals: JournalResource
 ) -> None:
     materialize(journals)
@@ -136,7 +132,7 @@ def test_pruning_without_groups_to_prune_is_refused(broker: FakeBroker, journals
     assert broker.count("Apply") == 0
 
 
-def test_the_check_shows_the_changes_and_applies_none(broker: FakeBroker, journals: JournalResource) -> None:
+def test_the_check_shows_changes_without_applying_them(broker: FakeBroker, journals: JournalResource) -> None:
     passed, description, metadata = check(journals)
     assert (passed, description) == (False, "2 of 2 journals are not as the document says")
     assert [row[1] for row in rows(metadata)] == ["created", "created"]
@@ -150,7 +146,7 @@ def test_the_check_shows_the_changes_and_applies_none(broker: FakeBroker, journa
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-def test_drift_holds_back_what_is_downstream_of_a_blocking_check(
+def test_drift_blocks_downstream_assets_of_a_blocking_check(
     broker: FakeBroker, journals: JournalResource, blocking: bool
 ) -> None:
     ran = []
@@ -171,7 +167,7 @@ def test_drift_holds_back_what_is_downstream_of_a_blocking_check(
     assert bool(ran) is not blocking
 
 
-def test_while_nobody_answers_the_check_says_so_and_does_not_pass(
+def test_the_check_fails_with_the_reason_while_brokers_are_unavailable(
     journals: JournalResource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagster_coranto.resources.journals.AUDIT_RETRY_TIMEOUT_S", 0.1)

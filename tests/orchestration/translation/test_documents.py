@@ -1,4 +1,4 @@
-"""Files that describe assets, and the definitions that are found by an asset."""
+"""Files that describe assets, and the look-up of definitions by asset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     assert read_document(file, str.strip, "table") == "orders"
 
 
-def test_a_definition_is_found_by_its_asset_only() -> None:
+def test_a_definition_is_found_only_by_its_asset() -> None:
     @dg.asset
     def one() -> None: ...
 

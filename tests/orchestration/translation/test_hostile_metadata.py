@@ -1,4 +1,4 @@
-"""Texts that others chose (names of objects, words of stores) and secrets, in Dagster's pages."""
+"""Texts from untrusted sources (names of objects, errors of stores) and secrets, in Dagster's pages."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ HOSTILE = (
 KEY = base64.b64encode(b"k" * 32).decode()
 
 
-def test_findings_show_hostile_names_as_they_are() -> None:
-    """The check quotes names of objects, and what stores answer. Whoever writes to a store chooses both."""
+def test_findings_show_hostile_names_as_plain_text() -> None:
+    """The check quotes names of objects and answers of stores. Any writer to a store controls both."""
     found_it = Finding(Kind.CONTENT_UNREADABLE, Severity.ERROR, Subject.journal("a/journal"), HOSTILE)
     report = Report("a/", Depth.DEEP, 0.0, 1.0, {"a/journal": {"head": 10}}, [found_it])
     result = as_result(report, dg.AssetCheckSeverity.ERROR)
     found = result.metadata["dagster-coranto/findings"]
     assert isinstance(found, dg.MarkdownMetadataValue)
     shown = MarkdownIt("commonmark", {"linkify": True}).parse(found.md_str or "")
-    assert [token.type for token in shown] == ["fence"], "nothing but one block of plain text"
+    assert [token.type for token in shown] == ["fence"], "one block of plain text"
     assert "javascript:alert(1)" in shown[0].content
 
 
-def test_lines_stay_lines() -> None:
+def test_lines_are_shown_unchanged() -> None:
     shown = MarkdownIt("commonmark").parse(verbatim(["- one", "- two `` three"]).md_str or "")
     assert [token.content for token in shown] == ["- one\n- two `` three\n"]
 
 
-def test_secrets_of_a_resource_are_in_no_representation() -> None:
+def test_the_representation_of_a_resource_contains_no_secrets() -> None:
     resource = JournalResource(endpoint="127.0.0.1:1", auth_token="header.secret-claims.signature", auth_keys=KEY)
     shown = f"{resource!r} {resource}"
     try:
@@ -57,7 +57,7 @@ def test_secrets_of_a_resource_are_in_no_representation() -> None:
     assert "127.0.0.1:1" in shown
 
 
-def test_literal_secrets_of_a_resource_are_in_nothing_that_dagster_stores_or_sends() -> None:
+def test_dagster_neither_stores_nor_sends_literal_secrets_of_a_resource() -> None:
     seen: list[str] = []
 
     @dg.asset
@@ -87,7 +87,7 @@ def test_literal_secrets_of_a_resource_are_in_nothing_that_dagster_stores_or_sen
         seen.append(serialize_value(run))
     assert len(seen) > 5
     assert not [text for text in seen if "secret-claims" in text]
-    assert re.search(r"\[hidden( \d+)?\]", seen[0]), "the stand-in shows that there is a secret"
+    assert re.search(r"\[hidden( \d+)?\]", seen[0]), "the placeholder shows that there is a secret"
     assert any("db.example" in text and "shown" in text for text in seen)
 
 
@@ -100,7 +100,7 @@ def test_spark_gets_its_secret_settings(monkeypatch: pytest.MonkeyPatch) -> None
     assert given == {"spark.ssl.keyPassword": "secret-of-spark", "spark.ui.port": "4041"}
 
 
-def test_two_secrets_have_two_stand_ins_and_variables_keep_their_names() -> None:
+def test_each_secret_has_its_placeholder_and_variables_keep_their_names() -> None:
     one, two = hide("first-secret-of-test", "db.example"), hide("second-secret-of-test", "db.example")
     assert one == "[hidden] db.example"
     assert two == "[hidden 2] db.example"

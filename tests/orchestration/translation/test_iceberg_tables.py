@@ -1,4 +1,4 @@
-"""Dagster is told of an Iceberg table what its metadata say, without reading a row."""
+"""Dagster gets facts about an Iceberg table from its metadata, without reading rows."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
     catalog.engine.dispose()
 
 
-def test_facts_are_those_of_the_present_snapshot(catalog: SqlCatalog) -> None:
+def test_facts_describe_the_current_snapshot(catalog: SqlCatalog) -> None:
     store = IcebergStore(catalog, "shop.orders", namespace="shop")
     assert iceberg_facts(store, dg.AssetSpec("orders")) == {}
     catalog.create_table("shop.orders", ROWS.schema)
@@ -40,7 +40,7 @@ def test_facts_are_those_of_the_present_snapshot(catalog: SqlCatalog) -> None:
         assert (column.name, column.type, column.constraints.nullable) == ("n", "long", False)
 
 
-def test_windows_need_a_database(catalog: SqlCatalog) -> None:
+def test_windows_need_a_database_store(catalog: SqlCatalog) -> None:
     class Nothing:
         name, sources, value_schema = "nothing", "name=none", "n INT"
 

@@ -8,14 +8,14 @@ from dagster_coranto.translation.metadata import ConsumerMetadataSet, GroupMetad
 from dagster_coranto.translation.metadata_set import TableMetadata
 
 
-def test_metadata_has_its_namespace_and_nothing_that_is_none() -> None:
+def test_metadata_has_its_namespace_and_omits_none() -> None:
     found = GroupMetadataSet(messages=0, heads=dg.MetadataValue.json({"a": 1}))
     wanted = {"dagster-coranto/messages": 0, "dagster-coranto/heads": dg.MetadataValue.json({"a": 1})}
     assert dict(found) == {**found} == wanted
     assert dict(TableMetadata(row_count=3)) == {"dagster/row_count": 3}
 
 
-def test_a_set_is_found_among_metadata_as_dagster_returns_it() -> None:
+def test_a_set_is_extracted_from_metadata_returned_by_dagster() -> None:
     """Dagster wraps plain values."""
     heads = dg.MetadataValue.json({"a": 1})
     given = {
@@ -29,7 +29,7 @@ def test_a_set_is_found_among_metadata_as_dagster_returns_it() -> None:
     assert TableMetadata.extract({"dagster/table_name": "a.b"}).table_name == "a.b"
 
 
-def test_a_name_or_a_type_that_is_wrong_is_refused() -> None:
+def test_unknown_names_and_wrong_types_are_refused() -> None:
     with pytest.raises(ValidationError):
         GroupMetadataSet(mesages=1)  # type: ignore[call-arg]
     with pytest.raises(ValidationError):

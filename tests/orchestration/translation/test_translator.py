@@ -49,7 +49,7 @@ def test_a_name_becomes_the_parts_of_a_key(name: str, parts: list[str]) -> None:
     assert DagsterJournalTranslator().get_asset_key(JournalTranslatorData(name)) == dg.AssetKey(parts)
 
 
-def test_any_translated_key_can_be_depended_upon() -> None:
+def test_any_translated_key_can_be_a_dependency() -> None:
     upstream = build_journal_asset_specs([listed("clicks/region=eu/part-000")])[0]
 
     @dg.asset(deps=[upstream])
@@ -59,7 +59,7 @@ def test_any_translated_key_can_be_depended_upon() -> None:
     assert graph.get(downstream.key).parent_keys == {upstream.key}
 
 
-def test_metadata_keeps_the_journals_name_and_its_spec() -> None:
+def test_metadata_has_the_journals_name_and_spec() -> None:
     spec = build_journal_asset_specs([listed("clicks/region=eu")])[0]
     assert spec.kinds == {"journal"}
     known = JournalMetadataSet.extract(spec.metadata)
@@ -71,12 +71,12 @@ def test_metadata_keeps_the_journals_name_and_its_spec() -> None:
     assert set(spec.metadata) >= {"dagster-coranto/journal", "dagster-coranto/codec"}
 
 
-def test_journals_that_would_be_one_asset_are_refused() -> None:
+def test_journals_with_the_same_key_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"clicks/region=eu and clicks/region_eu are both asset clicks/region_eu"):
         build_journal_asset_specs([listed("clicks/region=eu"), listed("clicks/region_eu")])
 
 
-def test_a_translator_of_ones_own_decides_key_and_kinds() -> None:
+def test_a_custom_translator_can_change_key_and_kinds() -> None:
     class Upper(DagsterJournalTranslator):
         def get_asset_spec(self, data: JournalTranslatorData) -> dg.AssetSpec:
             spec = super().get_asset_spec(data)
@@ -87,7 +87,7 @@ def test_a_translator_of_ones_own_decides_key_and_kinds() -> None:
     assert spec.kinds == {"journal", "flink"}
 
 
-def test_a_group_selects_its_journals_and_no_others() -> None:
+def test_a_group_selects_only_its_journals() -> None:
     selector = JournalGroup("flights/events").under("rerun/").selector
     chosen = [
         name
@@ -98,7 +98,7 @@ def test_a_group_selects_its_journals_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "flights/", "/flights", "a//b", "with space"])
-def test_names_that_no_journal_can_have_are_refused(name: str) -> None:
+def test_invalid_journal_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidInput):
         JournalGroup(name)
 
@@ -110,7 +110,7 @@ def test_a_prefix_must_end_with_a_slash() -> None:
 
 
 class Full(DagsterJournalTranslator):
-    """A translator that has something to say in every field."""
+    """A translator that sets every field."""
 
     def get_asset_spec(self, data: JournalTranslatorData) -> dg.AssetSpec:
         spec = super().get_asset_spec(data)
@@ -139,7 +139,7 @@ def publish(context: PublishContext) -> Publication:
     return Publication(messages=0)
 
 
-def test_a_group_asset_has_every_field_as_the_translator_says() -> None:
+def test_a_group_asset_has_every_field_of_the_translator() -> None:
     asset = build_journal_group_asset(GROUP, publish, dagster_journal_translator=Full(), group_name="other")
     made, said = asset.get_asset_spec(), build_group_spec(GROUP, Full())
     for field in FIELDS:
@@ -163,7 +163,7 @@ def test_options_extend_the_translators_spec() -> None:
     assert made.kinds == {"journal", "kafka", "python"}
 
 
-def test_consumers_have_every_field_as_translator_and_tables_say() -> None:
+def test_consumers_have_every_field_of_translator_and_tables() -> None:
     table = dg.AssetSpec("revenue", owners=["team:tables"], group_name="tables", code_version="3", kinds={"sql"})
     consumer = spark_consumer_assets(
         name="consume",
@@ -173,7 +173,7 @@ def test_consumers_have_every_field_as_translator_and_tables_say() -> None:
         dagster_journal_translator=Full(),
         group_name="rest",
         owners=["team:rest"],
-    )(lambda context: pytest.fail("it does not run"))
+    )(lambda context: pytest.fail("the function was called"))
     source = build_group_spec(GROUP, Full()).key
     made, said = (
         consumer.get_asset_spec(dg.AssetKey(["ours", "shop", "alerts"])),
@@ -190,7 +190,7 @@ def test_consumers_have_every_field_as_translator_and_tables_say() -> None:
     assert {dep.asset_key for dep in revenue.deps} == {source}
 
 
-def test_a_changed_key_reaches_group_check_and_consumer_alike() -> None:
+def test_a_changed_key_applies_to_group_check_and_consumer() -> None:
     class Moved(DagsterJournalTranslator):
         def get_asset_spec(self, data: JournalTranslatorData) -> dg.AssetSpec:
             return super().get_asset_spec(data).replace_attributes(key=["a", "b", "c"])
@@ -204,7 +204,7 @@ def test_a_changed_key_reaches_group_check_and_consumer_alike() -> None:
                 sources=[GROUP],
                 tables=[dg.AssetSpec("revenue")],
                 dagster_journal_translator=translator,
-            )(lambda context: pytest.fail("it does not run")),
+            )(lambda context: pytest.fail("the function was called")),
         ],
         asset_checks=[build_fragment_check(GROUP, dagster_journal_translator=translator)],
         resources={"journals": JournalResource(), "spark": SparkResource()},

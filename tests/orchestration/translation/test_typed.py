@@ -30,7 +30,7 @@ def columns(spec: dg.AssetSpec) -> list[tuple[str, str, bool]]:
     return [(each.name, each.type, each.constraints.nullable) for each in schema.columns]
 
 
-def test_a_journal_shows_the_columns_of_the_type_that_its_label_names() -> None:
+def test_a_journal_shows_the_columns_of_the_type_in_its_label() -> None:
     spec = TypedJournalTranslator(types()).get_asset_spec(journal("shop.Order"))
     assert columns(spec) == [("id", "BIGINT", False), ("lines", "ARRAY<STRING>", True)]
     assert spec.metadata["dagster-coranto/message_type"] == "shop.Order@2"
@@ -38,13 +38,13 @@ def test_a_journal_shows_the_columns_of_the_type_that_its_label_names() -> None:
     assert spec.description == "Orders."
 
 
-def test_a_group_shows_the_columns_of_the_type_that_is_given_for_it() -> None:
+def test_a_group_shows_the_columns_of_its_given_type() -> None:
     translator = TypedJournalTranslator(types(), {"shop/orders": "shop.Order@1"})
     assert columns(build_group_spec(JournalGroup("shop/orders"), translator)) == [("id", "INT", True)]
     assert "dagster/column_schema" not in build_group_spec(JournalGroup("shop/others"), translator).metadata
 
 
-def test_journals_without_a_registered_type_are_as_before() -> None:
+def test_journals_without_a_registered_type_are_unchanged() -> None:
     for message_type in ("", "shop.Unknown"):
         spec = TypedJournalTranslator(types()).get_asset_spec(journal(message_type))
         assert "dagster/column_schema" not in spec.metadata

@@ -1,4 +1,4 @@
-"""Journals of real brokers in files and in S3, with one replica and with three, and what Dagster says of them."""
+"""Journals of real brokers in files and in S3, with one replica and with three, and their checks in Dagster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BROKERS: Final = 3
 BUCKET: Final = "damage"
 SIZE: Final = 3000
 STORED: Final = 4
-"""Each journal has this many fragments in its store, and one on brokers' disks."""
+"""The number of fragments of each journal in its store. One more is on the brokers' disks."""
 KINDS: Final = [(store, replication) for store in ("file", "s3") for replication in (1, 3)]
 PAIRS: Final = (KINDS[::3], KINDS[1:3])
 TIMEOUT_S: Final = 120.0
@@ -81,7 +81,7 @@ class Planned:
 
 
 class Place:
-    """The cluster, its stores, and what a vandal needs."""
+    """The cluster, its stores, and methods that damage them."""
 
     def __init__(self, cluster: EmbeddedCluster, s3: S3Server, gate: Proxy, link: ProxiedLink) -> None:
         self.cluster, self.s3, self.gate, self.link = cluster, s3, gate, link
@@ -103,7 +103,7 @@ class Place:
         return fragment
 
     def create_others(self) -> None:
-        """Create journals that are in no row, and use the same stores."""
+        """Create journals outside of all rows that use the same stores."""
         specs = [
             pb.JournalSpec(name=f"others/{store}", replication=1, fragment=self.fragment(self.url(store, "")))
             for store in ("file", "s3")
@@ -111,11 +111,11 @@ class Place:
         self.client.apply([pb.ApplyRequest.Change(upsert=spec) for spec in specs])
 
     def wipe(self, number: int) -> None:
-        """Remove the disk of a broker that does not run."""
+        """Remove the disk of a stopped broker."""
         shutil.rmtree(self.cluster.data_dir / "brokers" / f"broker-{number}")
 
     def replica(self, endpoint: str) -> SyncJournalClient:
-        """Return a client of one broker, which tells what that broker knows."""
+        """Return a client of one broker, for the view of that broker."""
         if endpoint not in self._replicas:
             self._replicas[endpoint] = SyncJournalClient(endpoint, route_cache=0)
         return self._replicas[endpoint]
@@ -157,17 +157,17 @@ class Journal:
         return sorted(run_blocking(listed()), key=lambda each: each.begin)
 
     def listings(self) -> Iterator[list[Fragment]]:
-        """Yield the fragments that each of its replicas knows."""
+        """Yield the fragments in the index of each replica."""
         for endpoint in self.info.route.endpoints:
             yield [each.fragment for each in self.place.replica(endpoint).fragments(self.name)]
 
     def begins(self) -> list[list[int]]:
-        """Return the offsets at which stored fragments begin, as each replica knows them."""
+        """Return the begin offsets of stored fragments in the index of each replica."""
         return [sorted(each.begin for each in listing if each.backing_store) for listing in self.listings()]
 
     @property
     def spools(self) -> list[Path]:
-        """The files of content that brokers have of it."""
+        """The content files of this journal on the brokers."""
         folder = f"-{hashlib.sha256(self.name.encode()).hexdigest()[:16]}/"
         return [path for path in self.place.cluster.data_dir.glob("brokers/**/*.content") if folder in str(path)]
 
@@ -208,10 +208,10 @@ class Row:
     def __init__(
         self, place: Place, name: str, variants: Sequence[str] = ("",), *, folder: str = "", dagster: bool = False
     ) -> None:
-        """There is one journal of each kind. Of each of several `variants` there are two: in files and in S3, with one
-        replica and with three, or the other way round. `folder` is where their stores keep them.
+        """Create one journal of each kind. With several `variants`, each has two: in files with one replica and in S3
+        with three, or the other way round. `folder` is the folder of their stores.
 
-        With `dagster`, checks and recovery are runs of Dagster. Otherwise they are what such runs call.
+        With `dagster`, checks and recovery are runs of Dagster. Otherwise the test calls the functions of such runs.
         """
         self.place = place
         self.dagster = dagster
@@ -288,7 +288,7 @@ class Row:
         return Planned(recovery.succeeded, own(recovery_metadata(recovery)))
 
     def recover(self, plan: Planned) -> None:
-        """Approve a plan; afterwards nothing is left to do, and the recovery's audit and the check are green."""
+        """Approve a plan. Afterwards nothing is left to recover, and the recovery's audit and the check pass."""
         recovered = self.approve(plan.hash)
         assert recovered.succeeded, recovered.metadata
         assert recovered.metadata["left_summary"] == "nothing to recover"

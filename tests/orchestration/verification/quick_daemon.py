@@ -1,4 +1,4 @@
-"""Dagster's daemon, which looks after backfills each second. Half a minute, as otherwise, is most of a short test."""
+"""Dagster's daemon with backfills processed each second instead of each half minute, for short tests."""
 
 from dagster._daemon import controller
 from dagster._daemon.cli import main

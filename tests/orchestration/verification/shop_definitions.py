@@ -1,4 +1,4 @@
-"""A shop in Dagster, beside the flights: verified journals, their recovery, and a consumer partitioned by windows."""
+"""A shop in Dagster: verified journals, their recovery, and a consumer partitioned by windows."""
 
 import json
 import os

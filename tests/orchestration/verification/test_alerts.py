@@ -41,54 +41,54 @@ def tick(instance: dg.DagsterInstance, **options: Any) -> dg.SensorEvaluationCon
     return dg.build_sensor_context(instance, repository_def=repository, **options)
 
 
-def test_each_failed_check_is_told_once() -> None:
-    told: list[str] = []
-    sensor = build_failed_check_sensor(lambda _, found: told.append(f"{found.check_name}: {found.description}"))
+def test_each_failed_check_is_reported_once() -> None:
+    sent: list[str] = []
+    sensor = build_failed_check_sensor(lambda _, found: sent.append(f"{found.check_name}: {found.description}"))
     with dg.DagsterInstance.ephemeral() as instance:
         run_checks(instance)
         later = tick(instance, last_sensor_start_time=time.time() + 1)
         sensor(later)
-        assert told == [], "they failed before the sensor was started"
+        assert sent == [], "the checks failed before the start of the sensor"
         context = tick(instance)
         sensor(context)
-        assert sorted(told) == ["broken: two fragments are gone", "elsewhere: None"]
+        assert sorted(sent) == ["broken: two fragments are gone", "elsewhere: None"]
         sensor(context)
-        assert len(told) == 2
+        assert len(sent) == 2
         run_checks(instance)
         sensor(context)
-        assert len(told) == 4
+        assert len(sent) == 4
 
 
-def test_what_failed_while_the_sensor_was_stopped_is_told_when_it_starts_again() -> None:
-    told: list[str] = []
-    sensor = build_failed_check_sensor(lambda _, found: told.append(found.check_name), assets=[ORDERS])
+def test_failures_while_the_sensor_was_stopped_are_reported_at_its_restart() -> None:
+    sent: list[str] = []
+    sensor = build_failed_check_sensor(lambda _, found: sent.append(found.check_name), assets=[ORDERS])
     with dg.DagsterInstance.ephemeral() as instance:
         before = tick(instance)
         sensor(before)
         run_checks(instance)
         sensor(tick(instance, cursor=before.cursor, last_sensor_start_time=time.time() + 1))
-    assert told == ["broken"]
+    assert sent == ["broken"]
 
 
-def test_warnings_and_single_assets_may_be_asked_for() -> None:
-    told: list[str] = []
+def test_warnings_and_single_assets_can_be_selected() -> None:
+    sent: list[str] = []
     sensor = build_failed_check_sensor(
-        lambda _, found: told.append(found.check_name), severity=dg.AssetCheckSeverity.WARN, assets=[ORDERS]
+        lambda _, found: sent.append(found.check_name), severity=dg.AssetCheckSeverity.WARN, assets=[ORDERS]
     )
     with dg.DagsterInstance.ephemeral() as instance:
         run_checks(instance)
         sensor(tick(instance))
-    assert sorted(told) == ["broken", "drifted"]
+    assert sorted(sent) == ["broken", "drifted"]
 
 
-def test_an_alert_that_could_not_be_sent_is_tried_again() -> None:
-    told: list[str] = []
+def test_an_alert_that_could_not_be_sent_is_retried() -> None:
+    sent: list[str] = []
     mail_works = False
 
     def send(_: dg.SensorEvaluationContext, found: dg.AssetCheckEvaluation) -> None:
         if not mail_works:
             raise ConnectionError("no mail server")
-        told.append(found.check_name)
+        sent.append(found.check_name)
 
     sensor = build_failed_check_sensor(send, assets=[ORDERS])
     with dg.DagsterInstance.ephemeral() as instance:
@@ -99,4 +99,4 @@ def test_an_alert_that_could_not_be_sent_is_tried_again() -> None:
         assert context.cursor is None
         mail_works = True
         sensor(context)
-    assert told == ["broken"]
+    assert sent == ["broken"]

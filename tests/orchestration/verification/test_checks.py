@@ -24,7 +24,7 @@ PART = "flights/events/part-000"
 
 @pytest.fixture
 def journal(broker: FakeBroker, tmp_path: Path) -> FakeJournal:
-    """Three persisted fragments and a live spool."""
+    """A journal with three stored fragments and a live spool."""
     made = broker.create(PART, fragment=pb.JournalSpec.Fragment(stores=[STORE], compression_codec=pb.ZSTANDARD))
     for index in range(3):
         run_blocking(broker.write(PART, f"fragment {index}\n".encode() * 100))
@@ -88,7 +88,7 @@ def test_sound_journals_pass_and_are_shown(journals: JournalResource, journal: F
     }
 
 
-def test_journals_whose_names_nest_are_distinguished(
+def test_journals_with_nested_names_are_distinguished(
     journals: JournalResource, journal: FakeJournal, broker: FakeBroker, tmp_path: Path
 ) -> None:
     inner = broker.create(f"{PART}/eu", fragment=pb.JournalSpec.Fragment(stores=[STORE], compression_codec=pb.NONE))
@@ -96,7 +96,7 @@ def test_journals_whose_names_nest_are_distinguished(
     inner.roll(tmp_path, Codec.NONE)
     evaluation = run_check(journals)
     assert evaluation.passed, findings(evaluation)
-    # Also one that is gone, by the marker in its folder. Nothing but its absence is wrong.
+    # This includes a deleted journal, found by the marker in its folder. Only its absence is a problem.
     del broker.journals[f"{PART}/eu"]
     file_of(tmp_path, inner.stored[0].fragment).with_name(MARKER).touch()
     evaluation = run_check(journals)
@@ -104,7 +104,7 @@ def test_journals_whose_names_nest_are_distinguished(
     assert f"{PART}/eu: it existed at the last audit" in findings(evaluation)
 
 
-def test_a_missing_object_fails_it_and_leaves_a_gap(
+def test_a_missing_object_fails_the_check_with_its_gap(
     journals: JournalResource, journal: FakeJournal, tmp_path: Path
 ) -> None:
     lost = journal.stored[1].fragment
@@ -135,7 +135,7 @@ def test_content_that_disagrees_with_its_name_fails_the_check(
     assert broken.content_path in findings(evaluation)
 
 
-def test_a_gap_in_the_index_fails_it(journals: JournalResource, journal: FakeJournal, tmp_path: Path) -> None:
+def test_a_gap_in_the_index_fails_the_check(journals: JournalResource, journal: FakeJournal, tmp_path: Path) -> None:
     forgotten = journal.stored.pop(1).fragment
     file_of(tmp_path, forgotten).unlink()
     evaluation = run_check(journals)
@@ -143,7 +143,7 @@ def test_a_gap_in_the_index_fails_it(journals: JournalResource, journal: FakeJou
     assert f"bytes of content are gone, in [{forgotten.begin}, {forgotten.end})" in findings(evaluation)
 
 
-def test_what_retention_removed_from_the_front_is_no_gap(
+def test_content_removed_by_retention_is_not_a_gap(
     journals: JournalResource, journal: FakeJournal, tmp_path: Path
 ) -> None:
     first = journal.stored[0].fragment
@@ -155,7 +155,7 @@ def test_what_retention_removed_from_the_front_is_no_gap(
     assert row_of(evaluation)["first"] == first.end
 
 
-def test_a_spool_that_brokers_serve_otherwise_than_they_index_it_fails_it(
+def test_a_spool_that_differs_from_its_index_fails_the_check(
     broker: FakeBroker, journals: JournalResource, journal: FakeJournal
 ) -> None:
     item = journal.stored[2]
@@ -182,7 +182,7 @@ def test_an_object_beyond_the_index_is_a_warning(
     assert f"{STORE} has {stray.content_path}, and the brokers' index covers none" in findings(evaluation)
 
 
-def test_an_object_within_an_indexed_fragment_is_usual_but_its_content_counts(
+def test_an_object_inside_an_indexed_fragment_is_valid_if_its_content_is(
     journals: JournalResource, journal: FakeJournal, tmp_path: Path
 ) -> None:
     inner = put(tmp_path, Fragment(PART, 0, 11, sum_of(b"fragment 0\n"), Codec.NONE), b"fragment 0\n")
@@ -193,17 +193,17 @@ def test_an_object_within_an_indexed_fragment_is_usual_but_its_content_counts(
     assert inner.content_path in findings(evaluation)
 
 
-def test_severity_is_the_authors_choice(journals: JournalResource, journal: FakeJournal, tmp_path: Path) -> None:
+def test_the_severity_can_be_chosen(journals: JournalResource, journal: FakeJournal, tmp_path: Path) -> None:
     file_of(tmp_path, journal.stored[1].fragment).unlink()
     evaluation = run_check(journals, severity=dg.AssetCheckSeverity.WARN)
     assert not evaluation.passed
     assert evaluation.severity is dg.AssetCheckSeverity.WARN
 
 
-def test_a_loss_stays_a_loss_for_a_new_home_and_after_the_index_has_forgotten_it(
+def test_a_loss_is_still_found_with_a_new_home_and_without_index_entries(
     journals: JournalResource, journal: FakeJournal, tmp_path: Path
 ) -> None:
-    """Each run of the check here has a Dagster instance of its own."""
+    """Each run of the check has a new Dagster instance."""
     assert run_audit(journals).passed
     first = journal.stored[0].fragment
     content = file_of(tmp_path, first).read_bytes()
@@ -221,14 +221,14 @@ def test_a_loss_stays_a_loss_for_a_new_home_and_after_the_index_has_forgotten_it
     file_of(tmp_path, first).write_bytes(content)
 
 
-def test_a_group_without_journals_fails_unless_declared(journals: JournalResource, broker: FakeBroker) -> None:
+def test_a_group_without_journals_fails_unless_allowed(journals: JournalResource, broker: FakeBroker) -> None:
     evaluation = run_audit(journals)
     assert kinds_of(evaluation) == "nothing_selected"
     assert not evaluation.passed
     assert run_audit(journals, allow_empty=True).passed
 
 
-def test_brokers_that_do_not_answer_fail_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_brokers_fail_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resource = JournalResource(endpoint="127.0.0.1:1", file_root=str(tmp_path))
     config = resource.client_config()
     monkeypatch.setattr(JournalResource, "client_config", lambda self: replace(config, retry_timeout=0.1))
@@ -238,15 +238,17 @@ def test_brokers_that_do_not_answer_fail_it(tmp_path: Path, monkeypatch: pytest.
     assert "127.0.0.1:1" in findings(evaluation)
 
 
-def test_a_budget_rotates_over_runs(journals: JournalResource, journal: FakeJournal, tmp_path: Path) -> None:
+def test_runs_with_a_budget_examine_all_content_in_turn(
+    journals: JournalResource, journal: FakeJournal, tmp_path: Path
+) -> None:
     last = journal.stored[2].fragment
     file_of(tmp_path, last).write_bytes(compress(Codec.ZSTANDARD, b"fragment x\n" * 100))
     results = [run_audit(journals, depth=Depth.DEEP, budget=1).passed for _ in range(3)]
     assert results == [True, True, False]
-    assert not run_audit(journals).passed, "a cheap audit remembers"
+    assert not run_audit(journals).passed, "a cheap audit repeats the stored finding"
 
 
-def test_lost_records_fail_a_check_that_has_examined_the_journals_before(
+def test_lost_records_of_earlier_audits_fail_the_check(
     journals: JournalResource, journal: FakeJournal, tmp_path: Path
 ) -> None:
     @dg.asset(key=["flights", "events"])
@@ -271,7 +273,7 @@ def test_lost_records_fail_a_check_that_has_examined_the_journals_before(
         assert "its record is gone" in findings(evaluation)
 
 
-def test_of_many_journals_those_with_problems_are_shown() -> None:
+def test_journals_with_problems_are_shown_first() -> None:
     names = [f"shop/part-{number:03d}" for number in range(150)]
     lost = Finding(Kind.CONTENT_LOST, Severity.ERROR, Subject.journal(names[-1]), "[0, 10) is gone")
     report = Report("shop", Depth.CHEAP, 1.0, 2.0, {name: {"head": 10} for name in names}, [lost])

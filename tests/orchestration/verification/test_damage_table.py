@@ -1,7 +1,7 @@
 """The damage table on real brokers, in files and in S3, with one replica and with three, some of it through Dagster.
 
-For each kind of damage: what the checks say at once and after brokers have listed their stores again, what a recovery
-plans, and what it leaves: green checks, or a plan that says what is gone.
+Each kind of damage has checks immediately and after brokers have listed their stores again, a recovery plan, and a
+result: passed checks, or a plan that names the loss.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tests.servers.s3 import ANY_KEY, S3Server
 pytestmark = pytest.mark.timeout(600)
 
 KINDS = 4
-"""The number of journals of a row: in files and in S3, with one replica and with three."""
+"""The number of journals in a row: in files and in S3, with one replica and with three."""
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """Brokers of which each may be killed, an S3 server behind a gate that can be shut, and a journal of others."""
+    """Brokers that can be killed, an S3 server behind a proxy that can be cut, and journals outside of the rows."""
     link = ProxiedLink()
     with S3Server(tmp_path_factory.mktemp("s3")) as server, pytest.MonkeyPatch.context() as environment:
         server.create_bucket(BUCKET)
@@ -94,7 +94,7 @@ def test_deleted_and_damaged_fragments(place: Place, variants: list[str]) -> Non
 
         plan = row.plan()
         assert plan.steps == {"set_aside_fragment": len(row.of["flipped-"]), "accept_loss": 1}
-        assert plan.hash == row.plan().hash, "reading a plan takes a while"
+        assert plan.hash == row.plan().hash, "a later plan has the same hash"
         for journal in row.journals:
             assert f"{journal.name}: content [" in plan.gone
         for journal, fragments in doomed.items():
@@ -106,7 +106,7 @@ def test_deleted_and_damaged_fragments(place: Place, variants: list[str]) -> Non
 
 @pytest.mark.exhaustive
 def test_deleted_fragments_that_brokers_have_cached(place: Place) -> None:
-    """The audit remembers them, and brokers have them in their caches: at once, and after they listed the store."""
+    """The plan restores them from the caches, immediately and after brokers have listed the store."""
     with Row(place, "cached", dagster=True) as row:
         doomed = {journal: journal.stored[1] for journal in row.journals}
         for journal, fragment in doomed.items():
@@ -114,17 +114,17 @@ def test_deleted_fragments_that_brokers_have_cached(place: Place) -> None:
                 reading = place.replica(endpoint).read(journal.name, SIZE, end_offset=2 * SIZE, direct=False)
                 assert b"".join(chunk.content for chunk in reading) == b"B" * SIZE
             journal.remove(fragment)
-        at_once = row.plan()
-        assert (at_once.steps, at_once.gone) == ({"restore_fragment": KINDS}, "")
+        early = row.plan()
+        assert (early.steps, early.gone) == ({"restore_fragment": KINDS}, "")
         until(lambda: all(SIZE not in known for journal in row.journals for known in journal.begins()))
         plan = row.plan()
-        assert (plan.steps, plan.gone, plan.hash) == (at_once.steps, "", at_once.hash)
-        row.recover(at_once)
+        assert (plan.steps, plan.gone, plan.hash) == (early.steps, "", early.hash)
+        row.recover(early)
         for journal, fragment in doomed.items():
             assert fragment.content_path in {each.content_path for each in journal.stored}
 
 
-def test_a_byte_that_is_flipped_in_a_spool(place: Place) -> None:
+def test_a_flipped_byte_in_a_spool(place: Place) -> None:
     with Row(place, "spool") as row:
         for journal in row.journals:
             spool = journal.spools[0]
@@ -134,7 +134,7 @@ def test_a_byte_that_is_flipped_in_a_spool(place: Place) -> None:
         assert row.check().passed, "a cheap check reads no content"
         assert kinds(row.deep_check()) == {"spool_differs"}
 
-        # Brokers mend it from another replica, if there is one.
+        # Brokers repair it from another replica, if there is one.
         plan = row.plan()
         assert plan.steps == {}
         for journal in row.journals:
@@ -145,7 +145,7 @@ def test_a_byte_that_is_flipped_in_a_spool(place: Place) -> None:
         assert plan.metadata["summary"] == "0 steps; 2 losses for good"
         assert plan.gone.count("whose content has the SHA-1") == 2
 
-        # Nothing can be approved that would make it good, and a copy does.
+        # No step can repair the loss, but an external copy does.
         for journal in row.journals:
             if journal.replication == 1:
                 (live,) = [each for listing in journal.listings() for each in listing if not each.backing_store]
@@ -155,15 +155,15 @@ def test_a_byte_that_is_flipped_in_a_spool(place: Place) -> None:
 
 
 @pytest.mark.exhaustive
-def test_objects_of_wrong_names(place: Place) -> None:
+def test_objects_with_wrong_names(place: Place) -> None:
     far = 1 << 30
     with Row(place, "names") as row:
         for journal in row.journals:
             good = journal.stored[1]
             journal.put(replace(good, sum=sum_of(b"something else")), b"B" * SIZE)
             journal.put(Fragment(journal.name, far, far + 4, sum_of(b"fake"), good.codec), b"fake")
-        at_once = row.check()
-        assert {"content_replaced", "object_unknown"} <= kinds(at_once)
+        early = row.check()
+        assert {"content_replaced", "object_unknown"} <= kinds(early)
         until(lambda: all(far in known for journal in row.journals for known in journal.begins()))
         assert kinds(row.check()) == {"consistency_lost", "content_replaced", "object_unknown"}
         assert kinds(row.deep_check()) == {"consistency_lost", "content_differs", "object_unknown"}
@@ -220,7 +220,7 @@ def test_all_disks_are_wiped(place: Place) -> None:
             assert place.client.append(journal.name, b"goes on", retry_timeout=60).begin == STORED * SIZE
 
 
-def test_deleted_journals_and_ones_that_are_created_again(place: Place) -> None:
+def test_deleted_and_recreated_journals(place: Place) -> None:
     with Row(place, "recreated", dagster=True) as row:
         place.client.apply(
             [
@@ -251,7 +251,7 @@ def test_deleted_journals_and_ones_that_are_created_again(place: Place) -> None:
 
 
 @pytest.mark.exhaustive
-def test_retention_is_shortened_and_lengthened_again(place: Place) -> None:
+def test_shortened_and_restored_retention(place: Place) -> None:
     with Row(place, "retention") as row:
         for journal in row.journals:
             journal.change(lambda spec: spec.fragment.retention.FromSeconds(1))
@@ -276,13 +276,13 @@ def test_retention_is_shortened_and_lengthened_again(place: Place) -> None:
 
 
 @pytest.mark.exhaustive
-def test_stores_that_are_away_for_a_while(place: Place) -> None:
+def test_temporarily_unavailable_stores(place: Place) -> None:
     root = place.cluster.file_root
     with Row(place, "away", folder="away/") as row:
         place.link.cut()
         (root / "away").rename(root / "hidden")
         (root / "away").touch()
-        with ThreadPoolExecutor(2) as pool:  # Each tries the store several times.
+        with ThreadPoolExecutor(2) as pool:  # Both retry the store several times.
             checking, planning = pool.submit(row.check), pool.submit(row.plan)
         assert kinds(checking.result()) == {"store_unreachable", "memory_unreachable"}
         plan = planning.result()
@@ -294,14 +294,14 @@ def test_stores_that_are_away_for_a_while(place: Place) -> None:
         (root / "away").unlink()
         (root / "hidden").rename(root / "away")
         for journal in row.journals:
-            journal.fill(1)  # What was refused meanwhile is taken again.
+            journal.fill(1)  # Stores accept content again.
         until(lambda: row.check().passed)
         assert row.deep_check().passed
         assert row.plan().metadata["summary"] == "nothing to recover"
 
 
 class ConsumerRow(Row):
-    """A consumer's store against its journals: damaged again and again, and mended."""
+    """A consumer's store that is damaged and repaired repeatedly."""
 
     def __init__(self, place: Place, url: str) -> None:
         super().__init__(place, "consumer")
@@ -376,7 +376,7 @@ def test_a_consumers_store(place: Place, tmp_path: Path) -> None:
         run_blocking(scene.publish(10))
         run_blocking(scene.consume())
         assert row.check().passed
-        run_blocking(scene.publish(4))  # This is still to be read.
+        run_blocking(scene.publish(4))  # Not consumed yet.
         for kind, (found, steps) in CONSUMER.items():
             row.dagster = kind == "set back"
             row.damage(kind, old)

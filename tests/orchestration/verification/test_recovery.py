@@ -1,4 +1,4 @@
-"""Verification on a schedule, and recovery from a failed check to an approved plan and a green audit, in Dagster."""
+"""Scheduled verification, and recovery from a failed check to an approved plan and a sound audit, in Dagster."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DEFINITIONS = dg.Definitions.merge(
 
 
 def stored(client: SyncJournalClient, count: int) -> list[Fragment]:
-    """Wait until the index knows exactly `count` stored fragments, and return them."""
+    """Wait until the index has exactly `count` stored fragments, and return them."""
     deadline = time.monotonic() + 60
     while True:
         found = [info.fragment for info in client.fragments(PART) if info.fragment.backing_store]
@@ -63,7 +63,7 @@ def failure_of(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
     return own(data.user_failure_data.metadata)
 
 
-def test_definitions_load_and_schedules_are_of_both_depths() -> None:
+def test_definitions_load_with_schedules_for_both_depths() -> None:
     dg.Definitions.validate_loadable(DEFINITIONS)
     assert {schedule.name: schedule.cron_schedule for schedule in VERIFICATION.schedules} == {
         "audit_shop__orders_schedule": "17 * * * *",
@@ -72,7 +72,7 @@ def test_definitions_load_and_schedules_are_of_both_depths() -> None:
     assert {key.name for key in VERIFICATION.check_keys} == {"audit", "deep_audit"}
 
 
-def test_a_plan_whose_run_failed_or_was_never_created_is_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_with_a_failed_or_missing_run_is_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = 0.0
     monkeypatch.setattr("dagster_coranto.verification.recovery.time", lambda: time.time() + passed)
     check = VERIFICATION.check_keys[0]
@@ -151,7 +151,7 @@ def test_from_a_failed_check_to_an_approved_recovery(cluster_dir: Path) -> None:
 
         proposed = tick()
         assert isinstance(proposed, dg.RunRequest)
-        assert tick().run_key == proposed.run_key  # One plan for one failure.
+        assert tick().run_key == proposed.run_key  # One plan per failure.
         assert SENSOR.job_name == "journal_recovery_plan"
 
         plan = metadata_of(run("journal_recovery_plan"), "plan")

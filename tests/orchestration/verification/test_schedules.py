@@ -7,7 +7,7 @@ import dagster as dg
 from dagster_coranto import JournalGroup, build_verification
 
 
-def test_both_depths_have_a_check_a_job_and_a_schedule_that_is_stopped() -> None:
+def test_both_depths_have_a_check_a_job_and_a_stopped_schedule() -> None:
     made = build_verification(JournalGroup("shop/my-orders.eu"), deep_schedule="5 4 * * *", timezone="Europe/Athens")
     assert [key.name for key in made.check_keys] == ["audit", "deep_audit"]
     assert [job.name for job in made.jobs] == ["audit_shop__my_orders_eu", "deep_audit_shop__my_orders_eu"]

@@ -1,4 +1,4 @@
-"""The audit of a table as a check: sound, with a row too few, and with a store that is away."""
+"""The audit of a table as a check: sound, with a missing row, and with an unavailable store."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def evaluate(file: Path, endpoint: str, instance: dg.DagsterInstance | None = No
     return found
 
 
-def test_a_table_has_as_many_rows_as_messages(shop: Shop, tmp_path: Path) -> None:
+def test_a_table_must_have_as_many_rows_as_messages(shop: Shop, tmp_path: Path) -> None:
     journal, store = f"{shop.name}/items", f"sqlite:///{tmp_path}/s.db"
     shop.create(journal)
     shop.publish(journal, {"id": 1}, {"id": 2})
@@ -62,7 +62,7 @@ def test_a_table_has_as_many_rows_as_messages(shop: Shop, tmp_path: Path) -> Non
     assert "expectation_failed" in lacks.metadata["dagster-coranto/findings"].value
 
 
-def test_the_audit_of_keyed_rows_is_of_the_checkpoint(shop: Shop, tmp_path: Path) -> None:
+def test_the_audit_of_keyed_rows_checks_the_checkpoint(shop: Shop, tmp_path: Path) -> None:
     stream = shop.stream()
     shop.write(stream, {"id": 1}, {"id": 1})
     file = tmp_path / "items.yaml"
@@ -72,7 +72,7 @@ def test_the_audit_of_keyed_rows_is_of_the_checkpoint(shop: Shop, tmp_path: Path
     assert (found.passed, found.description) == (True, "1 rows are sound.")
 
 
-def test_a_check_without_an_answer_fails(shop: Shop, tmp_path: Path) -> None:
+def test_an_unavailable_store_fails_the_check(shop: Shop, tmp_path: Path) -> None:
     file = tmp_path / "items.yaml"
     file.write_text(table_file("{stream: shop/items}", "postgresql://shop:secret@127.0.0.1:1/shop"))
     found = evaluate(file, shop.endpoint)
@@ -81,7 +81,7 @@ def test_a_check_without_an_answer_fails(shop: Shop, tmp_path: Path) -> None:
     assert "secret" not in str(found)
 
 
-def test_a_store_that_is_gone_fails_the_check_of_a_table_that_was_written(shop: Shop, tmp_path: Path) -> None:
+def test_a_missing_store_of_a_written_table_fails_the_check(shop: Shop, tmp_path: Path) -> None:
     stream = shop.stream()
     shop.write(stream, {"id": 1})
     file = tmp_path / "items.yaml"

@@ -38,14 +38,14 @@ __all__ = ["browser", "page", "pytestmark"]
 
 LOOK_MS = 10_000
 QUEUE = "class: QueuedRunCoordinator\n  config: {max_concurrent_runs: 2, dequeue_interval_seconds: 1}"
-"""Runs wait for one another, as Dagster advises for backfills."""
+"""Runs are queued, as Dagster advises for backfills."""
 DAEMON = (str(Path(__file__).with_name("quick_daemon.py")), "run")
 ORDERS = ("shop/orders/part-000", "shop/orders/part-001")
 
 
 @pytest.fixture(scope="module")
 def ui(cluster_dir: Path) -> Iterator[DagsterUi]:
-    """The UI over a cluster with the shop's orders, of which an audit knows."""
+    """The UI of a cluster with the shop's audited orders."""
     place_orders()
     home = cluster_dir / "dagster" / "dagster.yaml"
     home.write_text(home.read_text().replace("class: DefaultRunCoordinator", QUEUE))
@@ -85,7 +85,7 @@ def place_orders() -> None:
 
 
 def picture(page: Page, name: str) -> None:
-    """Write a picture for the documentation, if that is asked for."""
+    """Save a screenshot for the documentation, if requested."""
     if os.environ.get("CORANTO_SCREENSHOTS") == "1":
         page.mouse.move(0, 0)
         page.wait_for_timeout(3000)
@@ -93,12 +93,12 @@ def picture(page: Page, name: str) -> None:
 
 
 def execute_checks(page: Page, ui: DagsterUi) -> None:
-    """Execute the checks by clicking, and show their results: the page itself looks only now and then."""
+    """Execute the checks by clicking, and reload the page to show their results."""
     execute_all(page, f"{ui.url}/assets/shop/orders?view=checks")
 
 
 def execute_all(page: Page, checks: str) -> None:
-    """Execute the checks of a page by clicking, and load it again."""
+    """Execute the checks of a page by clicking, and reload it."""
     with dg.DagsterInstance.get() as instance:
         before = instance.get_runs_count()
         page.goto(checks)
@@ -115,7 +115,7 @@ def await_true(page: Page, condition: Callable[[], bool]) -> None:
 
 
 def launch(page: Page, ui: DagsterUi, job: str, config: str) -> dict[str, Any]:
-    """Launch a job of the shop by clicking, with this configuration, and return the metadata of its result."""
+    """Launch a job of the shop by clicking, with a configuration, and return the metadata of its result."""
     page.goto(f"{ui.url}/locations/shop/jobs/{job}/playground")
     button = page.get_by_role("button").filter(has_text="Launch Run")
     page.locator(".CodeMirror").first.click()
@@ -139,7 +139,7 @@ def launch(page: Page, ui: DagsterUi, job: str, config: str) -> dict[str, Any]:
 
 
 def open_until(page: Page, url: str, shown: Locator) -> None:
-    """Open a page anew until it shows something: a UI that has just started does not look again for new assets."""
+    """Reload a page until it shows an element: a UI does not refresh new assets right after its start."""
     deadline = time.monotonic() + TIMEOUT_MS / 1000
     while True:
         page.goto(url)
@@ -179,7 +179,7 @@ def test_a_backfill_of_windows_is_launched_by_clicking(ui: DagsterUi, page: Page
 
 
 @pytest.mark.exhaustive
-def test_a_failed_check_tells_what_is_gone_and_a_recovery_is_approved_by_clicking(
+def test_a_failed_check_names_the_loss_and_a_recovery_is_approved_by_clicking(
     ui: DagsterUi, page: Page, cluster_dir: Path
 ) -> None:
     with JournalResource().client() as client:

@@ -1,4 +1,4 @@
-"""Runs of one window take turns, whoever launched them, and each window counts once whatever stops a run."""
+"""Runs of one window run one at a time, from any source, and each window counts once after any failure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def numbered(first: int, last: int = 0) -> Window:
 
 
 class Windows:
-    """Windows that may be merged at any moment, and what materialised them in which turn."""
+    """Windows that can be merged at any time, and a record of materialisations with their turns."""
 
     name = "revenue"
 
@@ -62,7 +62,7 @@ class Windows:
     @contextmanager
     def in_turn(self, pool: str) -> Iterator[None]:
         self.before_turn()
-        assert not self.turn, "it holds one place at a time, so that no two runs wait for one another"
+        assert not self.turn, "a run holds one slot at a time, to prevent deadlocks"
         self.turn = pool
         self.turns.append(pool)
         try:
@@ -77,7 +77,7 @@ class Windows:
         return materialize_in_turn(cast(WindowConsumer, self), name, self.in_turn).window
 
 
-def test_a_window_that_is_merged_while_its_run_waits_or_works_takes_the_turn_of_the_larger_one() -> None:
+def test_a_window_merged_while_its_run_waits_or_works_uses_the_turn_of_the_larger() -> None:
     larger = pool_of("revenue", numbered(1))
     waiting = Windows(numbered(1, 2), numbered(3, 4))
     waiting.before_turn = waiting.merge
@@ -96,7 +96,7 @@ def test_a_window_that_is_merged_while_its_run_waits_or_works_takes_the_turn_of_
         assert same.turns == [larger, larger]
 
 
-def test_a_run_that_another_one_overtakes_outside_dagster_fails() -> None:
+def test_a_run_overtaken_by_another_one_outside_of_dagster_fails() -> None:
     def overtaken() -> None:
         raise Fenced("another run of the window has started")
 
@@ -110,7 +110,7 @@ def test_a_run_that_another_one_overtakes_outside_dagster_fails() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 8, 16, 100])
-def test_windows_of_any_length_are_spread_over_all_pools(length: int) -> None:
+def test_windows_of_any_length_use_all_pools(length: int) -> None:
     pools = {pool_of("revenue", numbered(1 + length * place)) for place in range(POOLS)}
     assert len(pools) == POOLS
 
@@ -157,7 +157,7 @@ with open(notes, "a") as file:
 
 @pytest.mark.integration
 @pytest.mark.exhaustive  # `tests/orchestration/instance/test_one_at_a_time.py` has processes without Spark.
-def test_runs_of_a_window_launched_at_once_count_it_once_also_when_the_first_one_is_killed(
+def test_concurrent_runs_of_a_window_count_it_once_even_if_the_first_is_killed(
     broker: FakeBroker, journals: JournalResource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = ("second", "third")
@@ -207,10 +207,10 @@ def test_runs_of_a_window_launched_at_once_count_it_once_also_when_the_first_one
             for process in processes.values():
                 process.kill()
                 process.wait()
-        told = [line for line in notes.read_text().splitlines() if "starts" not in line and "blocked" not in line]
-        turns = [line.split()[1] for line in told if line.startswith("begin")]
+        finished = [line for line in notes.read_text().splitlines() if "starts" not in line and "blocked" not in line]
+        turns = [line.split()[1] for line in finished if line.startswith("begin")]
         said = "".join((tmp_path / f"{role}.log").read_text(errors="replace")[-4000:] for role in waiting)
-        assert told == [f"{what} {role}" for role in turns for what in ("begin", "success")], said
+        assert finished == [f"{what} {role}" for role in turns for what in ("begin", "success")], said
         assert sorted(turns) == sorted(waiting)
         statuses = [run.status for run in instance.get_runs()]
         assert statuses.count(DagsterRunStatus.SUCCESS) == len(waiting)

@@ -1,4 +1,4 @@
-"""Partitions that are windows of offsets: the sensor keeps them up, and a backfill of them counts each message once."""
+"""Partitions that are windows of offsets: the sensor maintains them, and a backfill counts each message once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ PARTITIONS = "coranto_revenue_windows_windows"
 
 
 class Shop:
-    """A broker, a store, Dagster's instance, and the sensor, whose results are applied as a daemon does."""
+    """A broker, a store, Dagster's instance, and the sensor, with its results applied as by the daemon."""
 
     def __init__(self, broker: FakeBroker, journals: JournalResource, instance: dg.DagsterInstance, folder: Path):
         self.broker = broker
@@ -82,7 +82,7 @@ class Shop:
         return list(result.run_requests or ()) if isinstance(result, dg.SensorResult) else []
 
     def run(self, request: dg.RunRequest, status: DagsterRunStatus) -> dg.DagsterRun:
-        """Create a requested run as the daemon does, in a state that it is found in."""
+        """Create a requested run as the daemon does, with a status."""
         tags = {
             **request.tags,
             RUN_KEY_TAG: request.run_key or "",
@@ -93,7 +93,7 @@ class Shop:
         return self.instance.create_run_for_job(job, status=status, tags=tags, asset_selection={REVENUE})
 
     def order(self, cents: int) -> None:
-        """Place an order, which becomes a stored fragment."""
+        """Place an order as a stored fragment."""
         run_blocking(self.broker.write(JOURNAL, f'{{"customer": "ada", "cents": {cents}}}\n'.encode()))
         self.broker.journals[JOURNAL].roll(self.folder)
 
@@ -124,7 +124,7 @@ class Shop:
         return set((instance or self.instance).get_materialized_partitions(REVENUE))
 
     def claim(self) -> None:
-        """Let all windows be materialised, as a backfill does."""
+        """Mark all windows as materialised, as a backfill does."""
         store = self.store.store()
         log = WindowLog(store, windowed.name)
         for each in log.load():
@@ -153,12 +153,12 @@ def test_partitions_follow_the_windows_and_a_merged_one_keeps_its_state(shop: Sh
     shop.order(4)
     result = shop.tick(launch=True)
     assert shop.partitions() == ["00000001-00000002", "00000003", "00000004"]
-    assert shop.materialised() == {"00000001-00000002"}, "both of its parts were"
+    assert shop.materialised() == {"00000001-00000002"}, "both parts were materialised"
     assert isinstance(result, dg.SensorResult)
     assert [request.partition_key for request in result.run_requests or ()] == ["00000004"]
 
 
-def test_a_new_window_tells_the_time_of_its_content_before_any_run(shop: Shop) -> None:
+def test_a_new_window_shows_the_time_of_its_content_before_any_run(shop: Shop) -> None:
     for cents in (1, 2):
         shop.order(cents)
     stored = shop.broker.journals[JOURNAL].stored
@@ -195,16 +195,14 @@ def test_materialised_windows_are_up_to_date_while_journals_grow(shop: Shop) -> 
         assert status(shop.instance, definitions, REVENUE, "00000001") == "FRESH"
 
 
-def test_a_window_without_a_run_or_whose_run_failed_gets_another_one(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_window_with_a_missing_or_failed_run_gets_another_one(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     passed = 0.0
     monkeypatch.setattr("dagster_coranto.windows.assets.time", lambda: time_of_day() + passed)
     for cents in (1, 2):
         shop.order(cents)
     first = shop.requests()
     assert [each.partition_key for each in first] == ["00000001", "00000002"]
-    assert shop.requests() == first, "Dagster has created none"
+    assert shop.requests() == first, "Dagster has not created the runs"
 
     one, two = (shop.run(each, DagsterRunStatus.STARTED) for each in first)
     assert shop.requests() == []
@@ -232,7 +230,7 @@ def test_a_window_without_a_run_or_whose_run_failed_gets_another_one(
     assert shop.requests() == []
 
 
-def test_a_sensor_requests_no_run_of_a_window_that_others_materialise(shop: Shop) -> None:
+def test_a_sensor_requests_no_run_of_a_window_with_an_active_run_or_backfill(shop: Shop) -> None:
     for cents in (1, 2):
         shop.order(cents)
     one, two = shop.requests()
@@ -261,7 +259,7 @@ def test_a_sensor_requests_no_run_of_a_window_that_others_materialise(shop: Shop
     assert len(shop.requests()) == 2
 
 
-def test_another_home_sees_the_same_windows(shop: Shop) -> None:
+def test_another_home_has_the_same_windows(shop: Shop) -> None:
     for cents in (1, 2, 3, 4):
         shop.order(cents)
     shop.tick()
@@ -286,7 +284,7 @@ def read_through(head: int) -> dg.MaterializeResult[None]:
     return dg.MaterializeResult(data_version=vector_version(offsets), metadata=metadata)
 
 
-def test_as_of_finds_what_a_run_and_a_time_had_read() -> None:
+def test_as_of_finds_the_offsets_of_a_run_and_of_a_time() -> None:
     heads = iter((10, 30))
 
     @dg.asset
@@ -312,7 +310,7 @@ def test_as_of_finds_what_a_run_and_a_time_had_read() -> None:
             AsOf.time(instance, key, dt.datetime(2026, 1, 1))
 
 
-def test_as_of_refuses_a_materialisation_that_does_not_tell_all_offsets(tmp_path: Path) -> None:
+def test_as_of_refuses_a_materialisation_without_all_offsets(tmp_path: Path) -> None:
     offsets = {f"shop/orders/part-{number:03d}": number for number in range(101)}
 
     @dg.asset
@@ -334,7 +332,7 @@ def test_as_of_refuses_a_materialisation_that_does_not_tell_all_offsets(tmp_path
             AsOf.run(instance, dg.AssetKey("many"), run, store=store)
 
 
-def test_as_of_a_window_of_three_hundred_journals_has_all_of_them(shop: Shop) -> None:
+def test_as_of_a_window_of_300_journals_has_all_of_them(shop: Shop) -> None:
     spans = {f"shop/orders/part-{number:03d}": Span(number, 2 * number + 1, 7, f"c1-{number}") for number in range(300)}
     window = Window(3, 3, spans, 1.0)
 
@@ -372,8 +370,8 @@ def test_as_of_reads_a_window_from_its_begin(shop: Shop) -> None:
     assert found == AsOf({JOURNAL: span.end}, {JOURNAL: span.begin})
     options = found.options(shop.journals)
     for side, at in (("starting", span.begin), ("ending", span.end)):
-        told = vector_of_json(json.loads(options[f"{side}Offsets"]), side)
-        assert (told, id_of(told[JOURNAL])) == ({JOURNAL: at}, span.journal_id)
+        decoded = vector_of_json(json.loads(options[f"{side}Offsets"]), side)
+        assert (decoded, id_of(decoded[JOURNAL])) == ({JOURNAL: at}, span.journal_id)
     assert json.loads(options["assign"]) == [JOURNAL]
 
 
@@ -392,17 +390,17 @@ def test_as_of_a_checkpoint_and_of_offsets(shop: Shop) -> None:
             AsOf.offsets(ends, begins)
 
 
-def test_as_of_the_clock_is_where_journals_ended(shop: Shop) -> None:
+def test_as_of_the_clock_is_the_end_of_journals_at_that_time(shop: Shop) -> None:
     before = dt.datetime.now(dt.UTC)
     shop.order(1)
     end = len('{"customer": "ada", "cents": 1}\n')
     with pytest.raises(InvalidInput, match="no time zone"):
         AsOf.clock(shop.journals, f"name={JOURNAL}", dt.datetime(2026, 1, 1))
-    # These messages have no times, and count as there.
+    # These messages have no times, and are included.
     assert AsOf.clock(shop.journals, f"name={JOURNAL}", before) == AsOf({JOURNAL: end})
 
 
-def test_as_of_a_window_has_its_bytes_also_when_it_was_merged(shop: Shop) -> None:
+def test_as_of_a_window_has_its_offsets_even_after_a_merge(shop: Shop) -> None:
     for cents in (1, 2, 3, 4):
         shop.order(cents)
     shop.tick()

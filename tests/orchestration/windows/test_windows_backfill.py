@@ -1,4 +1,4 @@
-"""A backfill of windows, launched as the UI does, over a real broker's journals: each message counts once."""
+"""A backfill of windows with a real broker, launched as by the UI: each message counts once."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def create_journals(journals: JournalResource) -> None:
 
 
 def publish(journals: JournalResource, transactions: int) -> int:
-    """Publish transactions over both journals, and return the cents of all orders."""
+    """Publish transactions to both journals, and return the cents of all orders."""
     cents = 0
     with journals.client() as client:
         for number in range(transactions):
@@ -109,7 +109,7 @@ def total(store: SqlStoreResource, table: str) -> int:
         return int(connection.execute(text(f"SELECT SUM(cents) FROM {table}")).scalar_one())
 
 
-def keep_up(definitions: dg.Definitions, instance: dg.DagsterInstance) -> list[str]:
+def evaluate_sensor(definitions: dg.Definitions, instance: dg.DagsterInstance) -> list[str]:
     """Evaluate the window sensor as the daemon does, and return the partitions."""
     repository = definitions.get_repository_def()
     sensor = definitions.resolve_sensor_def("revenue_windows__window_sensor")
@@ -129,7 +129,7 @@ def keep_up(definitions: dg.Definitions, instance: dg.DagsterInstance) -> list[s
 
 
 def launch_backfill(workspace: Any, instance: dg.DagsterInstance, partitions: list[str]) -> PartitionBackfill:
-    """Launch a backfill, let the daemon's loop work on it, and return it when it has ended."""
+    """Launch a backfill, process it with the daemon's loop, and return it at its end."""
     backfill = PartitionBackfill.from_asset_partitions(
         backfill_id=f"windows{len(partitions)}",
         asset_graph=workspace.create_request_context().asset_graph,
@@ -155,7 +155,7 @@ def launch_backfill(workspace: Any, instance: dg.DagsterInstance, partitions: li
 
 
 @pytest.mark.exhaustive
-def test_a_launched_backfill_counts_each_message_once_beside_the_live_consumer(
+def test_a_backfill_during_a_live_consumer_counts_each_message_once(
     spark: SparkSession, store: SqlStoreResource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journals = JournalResource()
@@ -180,7 +180,9 @@ def test_a_launched_backfill_counts_each_message_once_beside_the_live_consumer(
         consume()
 
         deadline = time.monotonic() + 60
-        while len(partitions := keep_up(defs, instance)) < 2:  # Until the broker has stored enough fragments.
+        while (
+            len(partitions := evaluate_sensor(defs, instance)) < 2
+        ):  # Wait until the broker has stored enough fragments.
             assert time.monotonic() < deadline
             time.sleep(0.2)
         with create_test_daemon_workspace_context(target, instance) as workspace:
@@ -200,7 +202,7 @@ def test_a_launched_backfill_counts_each_message_once_beside_the_live_consumer(
         then = AsOf.run(instance, LIVE, early).read(spark, journals, schema)
         assert then.groupBy().sum("cents").first()[0] == first
         assert ends.read(spark, journals, schema).groupBy().sum("cents").first()[0] == everything
-        # The last part of the journals fills no window yet.
+        # The end of the journals is not in a window yet.
         through = AsOf.offsets(_ends_of_windows(store)).read(spark, journals, schema)
         assert total(store, "revenue_by_window") == through.groupBy().sum("cents").first()[0]
 

@@ -58,7 +58,7 @@ def test_damage_is_repaired_after_approval(world: AirflowWorld, run: str) -> Non
 
 
 def _has_event_of(world: AirflowWorld, task: str) -> bool:
-    """Return whether the scheduler has received the end of a task from its worker."""
+    """Return True if the scheduler has received the end of a task from its worker."""
     log = (world.airflow.data_dir / "logs" / "airflow-scheduler.log").read_text()
     return any("Received executor event" in line and f"task_id='{task}'" in line for line in log.splitlines())
 
