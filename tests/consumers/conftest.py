@@ -40,7 +40,7 @@ def mariadb() -> Iterator[MariadbServer]:
 
 @pytest.fixture
 def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
-    """Returns the URL of an empty store in a database of the given kind."""
+    """Return the URL of an empty store in a database of the given kind."""
 
     def make(kind: str) -> str:
         if kind == "sqlite":

@@ -1,4 +1,4 @@
-"""Runs the examples of a page literally: writes its files and runs its console lines."""
+"""Run the examples of a page literally: write its files and run its console lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Followed(NamedTuple):
 
 
 class Shell:
-    """Runs console lines in this process. Commands with one of the words `failing` must exit with 1."""
+    """A shell in this process. Commands with one of the words `failing` must exit with 1."""
 
     def __init__(
         self, capture: pytest.CaptureFixture[str], environment: pytest.MonkeyPatch, failing: Collection[str]

@@ -28,7 +28,7 @@ COUNTS = Table("counts", MetaData(), Column("word", Text, primary_key=True), Col
 
 
 class Words:
-    """Counts words, and republishes each."""
+    """An application that counts words, and republishes each."""
 
     name = "words"
     sources = "name:prefix=words/in/"
@@ -44,7 +44,7 @@ class Words:
 
 
 class KillsTheBroker(Hooks):
-    """Kills the broker before messages are read, before any is published, and before they are acknowledged."""
+    """Hooks that kill the broker before messages are read, before any is published, and before acknowledgements."""
 
     def __init__(self, cluster: EmbeddedCluster) -> None:
         self._cluster = cluster

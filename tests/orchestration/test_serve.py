@@ -53,7 +53,7 @@ consumer = spark_consumer_assets(
 
 @dataclass(frozen=True, slots=True)
 class StopOn:
-    """Requests a stop once an event is set."""
+    """A stop that is requested once an event is set."""
 
     event: threading.Event
 

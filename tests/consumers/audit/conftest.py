@@ -34,7 +34,7 @@ EXPECTATIONS = ("SELECT COUNT(*) FROM orders == messages", "SELECT SUM(cents) FR
 
 
 class Orders(Application[SqlShardStore]):
-    """Stores each order as a row and republishes it."""
+    """An application that stores each order as a row and republishes it."""
 
     def __init__(self, database: SqlStore) -> None:
         self.database = database

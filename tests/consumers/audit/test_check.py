@@ -297,7 +297,7 @@ async def test_the_audit_waits_for_an_acknowledgement_that_is_still_being_append
     missed = threading.Event()
 
     class Watched(SqlEvidence):
-        """Signals that the audit reads the store again, as it does when an acknowledgement is missing."""
+        """Evidence that signals a second read of the store, which follows a missing acknowledgement."""
 
         reads = 0
 

@@ -33,7 +33,7 @@ async def audited(scene: Scene, keys_are: KeysAre) -> Scene:
 
 @pytest.fixture
 def keys_are(monkeypatch: pytest.MonkeyPatch) -> KeysAre:
-    """Gives audits these keys. A client without TLS, as in tests, uses no keys."""
+    """Set the keys of audits. A client without TLS, as in tests, uses no keys."""
     return lambda keys: monkeypatch.setattr("coranto_consumers.audit.check.Seal.of", lambda auth: Seal(keys))
 
 

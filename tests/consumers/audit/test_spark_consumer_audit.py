@@ -26,7 +26,7 @@ SEEN = Table("seen", MetaData(), Column("n", BigInteger, primary_key=True, autoi
 
 
 class Copies:
-    """Stores each number in a table and republishes it."""
+    """An application that stores each number in a table and republishes it."""
 
     name = "copies"
     sources = "name:prefix=numbers/"

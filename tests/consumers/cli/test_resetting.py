@@ -37,7 +37,7 @@ SEEN = Table("seen", MetaData(), Column("n", BigInteger))
 
 
 class Seen(Application[SqlShardStore]):
-    """Stores every delivery of a message as a row, and republishes it."""
+    """An application that stores every delivery of a message as a row, and republishes it."""
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store

@@ -11,7 +11,7 @@ BAD = RejectedRow("a text is too long")
 
 
 class Store:
-    """Rejects messages that are bad, that repeat the key of an earlier one, or whose parent is missing."""
+    """A store that rejects bad messages, messages with the key of an earlier one, and messages without their parent."""
 
     def __init__(self, count, bad=(), keys=None, parents=None):
         self.count, self.bad = count, set(bad)

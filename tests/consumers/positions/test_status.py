@@ -150,7 +150,7 @@ def test_an_unreadable_store_is_a_problem_shown_without_its_password(status: Sta
 
 
 class Picky(Application):
-    """Fails on messages of one journal."""
+    """An application that fails on messages of one journal."""
 
     def __init__(self, store):
         self._store = store

@@ -145,7 +145,7 @@ async def set_forward(scene: Timed) -> None:
 
 
 async def set_forward_over_messages(scene: Timed) -> None:
-    """This contradicts only the tables, not the journals."""
+    """Contradict only the tables, not the journals."""
     await scene.consume()
     scene.execute("DELETE FROM orders WHERE rowid > 20")
 
@@ -196,7 +196,7 @@ async def restore_backup(scene: Timed) -> None:
 
 
 async def restore_backup_of_a_running_consumer(scene: Timed) -> None:
-    """The output journal has later acknowledgements of the same writer."""
+    """Keep later acknowledgements of the same writer in the output journal."""
     async with scene.running() as shard:
         await shard.read_through(await scene.heads())
         await shard.read_through(await scene.heads())
@@ -238,7 +238,7 @@ async def leave_staged_rows(scene: Timed) -> None:
 
 
 async def lose_unread_content(scene: Timed) -> None:
-    """Retention removes content before the consumer reads it."""
+    """Let retention remove content before the consumer reads it."""
     (info,) = (await scene.client.list("name=in/one")).journals
     info.spec.fragment.retention.FromSeconds(1)
     await scene.client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
@@ -252,20 +252,20 @@ async def delete_source(scene: Timed) -> None:
 
 
 async def create_source_again(scene: Timed) -> None:
-    """The new journal is empty, and ends below the checkpoint."""
+    """Create an empty journal, which ends below the checkpoint."""
     await scene.delete_source()
     scene.empty_store()
     await scene.create_source()
 
 
 async def create_source_again_and_fill_it(scene: Timed) -> None:
-    """The new journal has other content at the offset of the checkpoint."""
+    """Fill the new journal with other content up to the checkpoint and beyond."""
     await create_source_again(scene)
     await scene.publish(40, "in/one")
 
 
 async def lose_read_content(scene: Timed) -> None:
-    """Disks are lost, and the journal continues at the end of its store."""
+    """Lose the disks, and continue the journals at the end of their stores."""
     await scene.consume()
     await scene.publish(2, "in/one")
     await scene.consume()
@@ -585,7 +585,7 @@ WITH_LETTERS = (
 
 
 class Lettered(Orders):
-    """Stores orders with non-numeric cents, and lines that are not messages, as dead letters."""
+    """An application with dead letters for orders with non-numeric cents, and for lines that are not messages."""
 
     def new_store(self, shard: Shard) -> SqlShardStore:
         return SqlShardStore(self.database, ORDERS, LETTERS)

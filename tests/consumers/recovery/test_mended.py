@@ -33,7 +33,7 @@ URL, SHARD = "iceberg://lake/shop.orders", "shard-orders"
 
 
 class LakeOrders(Application[IcebergShardStore]):
-    """Stores each order as a row of an Iceberg table."""
+    """An application that stores each order as a row of an Iceberg table."""
 
     def __init__(self, catalog: SqlCatalog) -> None:
         self.catalog = catalog

@@ -128,7 +128,7 @@ async def test_a_checkpoint_that_does_not_match_the_tables_is_not_restored(scene
 
 
 async def test_a_checkpoint_set_forward_over_whole_messages_is_restored(scene):
-    """This contradicts only the tables, not the journals."""
+    """The checkpoint contradicts only the tables, not the journals."""
     await scene.publish(10)
     await scene.consume()
     assert (await scene.audit()).sound

@@ -33,7 +33,7 @@ async def client(broker: FakeBroker) -> AsyncIterator[JournalClient]:
 
 
 class Owners:
-    """Takes over logs, one owner after the other, each with its own folder. All owners run until the test ends:
+    """Owners that take over logs one after the other, each with its own folder. All run until the test ends:
     earlier ones are zombies."""
 
     def __init__(self, client: JournalClient, folder: Path, stack: AsyncExitStack) -> None:

@@ -173,7 +173,7 @@ async def test_broken_connections_are_retried(
 
 
 class RacedClient(JournalClient):
-    """Runs the next of `races` before each append that sets registers."""
+    """A client that runs the next of `races` before each append that sets registers."""
 
     def __init__(self, endpoint: str, *races: Callable[[], Awaitable[object]]) -> None:
         super().__init__(endpoint)
@@ -237,7 +237,7 @@ async def test_garbage_between_appends_is_skipped(broker: FakeBroker, owners: Ow
     await broker.write(LOG, b"some garbage \x66\x33\x93\x36 and more of it")
     put(first, "b", b"two")
     await first.recorder.barrier()
-    # Garbage that queries like an operation before a large write.
+    # Garbage that resembles an operation before a large write.
     claim = RecordedOperation(999, 0, Author(1), Write(Fnode(2), 0, 1 << 40)).to_payload()
     await broker.write(LOG, b"x" + encode_frame(claim))
     second = await owners.take_over()

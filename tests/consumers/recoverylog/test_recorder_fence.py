@@ -287,7 +287,7 @@ async def test_the_fence_is_restored_over_broken_connections(
 
 
 class Lossy(JournalClient):
-    """Loses the answer to its next append, before or after it is applied, after running a given action."""
+    """A client that loses the answer to its next append, applied or not, after running a given action."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(endpoint)

@@ -110,7 +110,7 @@ class Journals:
 
 
 class Sums(Application[SqlShardStore]):
-    """Sums `n` by `key` in a table, and publishes each sum that a transaction changed."""
+    """An application that sums `n` by `key` in a table, and republishes each message."""
 
     def __init__(self, database: SqlStore, output: str = "", *, in_batches: Container[str] = ()) -> None:
         self.database = database

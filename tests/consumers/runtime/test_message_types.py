@@ -83,7 +83,7 @@ ORDERS = Table("orders", MetaData(), Column("id", BigInteger, primary_key=True),
 
 
 class Orders(Application[SqlShardStore]):
-    """Copies orders: from JSON journals in batches, and from CSV journals one by one."""
+    """An application that copies orders from JSON journals in batches, and from CSV journals one by one."""
 
     def __init__(self, types: Catalog, url: str) -> None:
         self.types = types

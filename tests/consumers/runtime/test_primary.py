@@ -715,7 +715,7 @@ class Kept(InMemory):
 
 
 class Copies(Application[Kept]):
-    """Publishes each message to several journals."""
+    """An application that publishes each message to several journals."""
 
     def __init__(self, store: Kept, *outputs: str) -> None:
         self.store = store
@@ -730,7 +730,7 @@ class Copies(Application[Kept]):
 
 
 class SlowClient(JournalClient):
-    """Delays appends to the journal `slow`."""
+    """A client with delayed appends to the journal `slow`."""
 
     slow = ""
 

@@ -41,7 +41,7 @@ BAD = {30: {"price": 77777}, 55: {"id": 1}, 56: {"id": None}}
 
 
 class Items(Application[SqlShardStore]):
-    """Inserts a row for each message, and publishes the id."""
+    """An application that inserts a row for each message, and publishes the id."""
 
     def __init__(self, database: SqlStore, way: str, misfits: Any) -> None:
         self.database, self.way = database, way

@@ -43,7 +43,7 @@ ME = MemberId("zone", "me")
 
 
 class Host:
-    """Records the statuses that replicas report."""
+    """A host that records the statuses reported by replicas."""
 
     coordinator: Any = None
     recovery_folder: Any = None
@@ -93,7 +93,7 @@ async def test_a_stopping_replica_does_not_report_a_failure():
 
 
 async def test_a_status_is_not_written_into_a_later_assignment():
-    """A later replica of the same process has the assignment by the time of the write's retry."""
+    """The first write finds a changed assignment, which belongs to a later replica of the same process."""
     due = True
 
     class Changed:

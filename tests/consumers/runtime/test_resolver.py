@@ -21,7 +21,7 @@ ME, OTHER = MemberId("zone", "me"), MemberId("zone", "other")
 
 
 class Counted(KeySpaceState[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]):
-    """Counts how often each item is read."""
+    """A state that counts the reads of each item."""
 
     reads: ClassVar[Counter[str]] = Counter()
 

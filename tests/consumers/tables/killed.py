@@ -1,4 +1,4 @@
-"""Runs and kills processes of tables, and compares tables with their sources row by row in DuckDB."""
+"""Run and kill processes of tables, and compare tables with their sources row by row in DuckDB."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def process(file: Path, endpoint: str, *words: str) -> Iterator[subprocess.Popen
 
 
 class KilledTables:
-    """Runs and kills processes of the tables of given files."""
+    """Processes of the tables of given files, which are run and killed."""
 
     def __init__(self, endpoint: str, chance: random.Random, *files: Path) -> None:
         self.killed = 0

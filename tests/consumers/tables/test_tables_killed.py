@@ -32,7 +32,7 @@ STREAM = "kill/items"
 
 
 class Writer:
-    """Writes random events to the stream in its own thread, until the block ends."""
+    """A thread that writes random events to the stream until the block ends."""
 
     def __init__(self, client: SyncJournalClient, chance: random.Random) -> None:
         self.events: list[dict[str, Any]] = []

@@ -36,7 +36,7 @@ TABLE, ALERTS_KEY, ORDERS_KEY = dg.AssetKey("revenue"), dg.AssetKey(["shop", "al
 
 
 class RevenueAndAlerts(Revenue):
-    """Sums orders by customer, and publishes each order as an alert."""
+    """An application that sums orders by customer, and publishes each order as an alert."""
 
     def outputs(self, committed: DataFrame) -> Outputs:
         from coranto_consumers.spark import JournalOutput, Outputs

@@ -95,7 +95,7 @@ def test_publishing_again_adds_nothing_and_a_larger_slice_adds_the_rest(
 
 
 class Crash(Exception):
-    """Simulates the death of the publishing process."""
+    """The simulated death of the publishing process."""
 
 
 @pytest.mark.parametrize("survives", [*range(0, 24, 2), 25, 31])

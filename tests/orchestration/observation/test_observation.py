@@ -95,7 +95,7 @@ def shop(cluster_dir: Path, tmp_path: Path, instance: dg.DagsterInstance) -> Ite
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns a function that lets seconds pass for the sensor."""
+    """Return a function that lets seconds pass for the sensor."""
     passed = [0.0]
     monkeypatch.setattr("dagster_coranto.observation.journals.time", lambda: time_of_day() + passed[0])
 
