@@ -21,10 +21,12 @@ from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.tables import RunOptions, read_table, run_table
 from tests.consumers.tables.shop import (
     MODES,
+    PLACES,
     Shop,
     message,
     model,
     ordered,
+    place_param,
     places_and_modes,
     row_of,
     rows_in,
@@ -275,9 +277,11 @@ def test_another_input_needs_confirmation(shop: Shop, tmp_path: Path) -> None:
     assert run(shop, changed, accept_changes=code).messages == 1
 
 
+WITH_UNIQUE_KEYS = [place_param(kind, sampled=True) for kind in PLACES if kind != "iceberg"]
+
+
+@pytest.mark.parametrize("place", WITH_UNIQUE_KEYS, indirect=True)
 def test_a_table_without_the_key_is_refused(shop: Shop, place: tuple[str, str]) -> None:
-    if place[0].startswith("iceberg"):
-        return  # Iceberg has no unique keys.
     journal = f"{shop.name}/items"
     shop.create(journal)
     with SqlStore(place[0]).engine.begin() as connection:
