@@ -97,9 +97,9 @@ LONG = (
     "broker/append/test_decision.py",
     "platform/streams/control/test_lifecycle.py",
 )
-"""Files that take long, about the longest first, and those that wait in turn with those that compute.
+"""Files that take long, about the longest first, and files whose tests alternate between waiting and computing.
 
-Begun last, one of them would keep all other processes waiting.
+If one of them started last, all other processes would wait for it.
 """
 
 SERVERS = frozenset(
@@ -125,7 +125,7 @@ PROGRAMS = frozenset({"etcd", "java", "spark-submit", "initdb", "postgres", "mar
 """Programs that only tests with one of these marks may start."""
 SERVER_MARKS = frozenset({"integration", "system", "simulation", "browser"})
 OF_SIMULATION = re.compile(r"_caught$|^test_planted_bugs|^test_there_is_no_anomaly_without|^test_the_seeds_cover")
-"""Tests of `simulation/` that examine the simulation: it finds planted bugs, and its seeds reach what they should.
+"""Tests of `simulation/` that check the simulation itself: it finds planted bugs, and its seeds reach their targets.
 
 They are `exhaustive`.
 """
@@ -134,28 +134,28 @@ SLOW_FILE = Path(__file__).with_name("slow.txt")
 SLOW_SECONDS = 0.15
 SLOW = frozenset(SLOW_FILE.read_text().split())
 EXHAUSTIVE_FILE = Path(__file__).with_name("exhaustive.txt")
-"""Lists long tests, and cases of tests, that only `make test-all` runs. Others test the same promises."""
+"""Long tests, and cases of tests, that only `make test-all` runs. Other tests cover the same guarantees."""
 EXHAUSTIVE = frozenset(EXHAUSTIVE_FILE.read_text().splitlines())
 
-# A shell has what it starts in the background ignore interrupts, and all that this starts in turn; Dagster then has
-# them ignore SIGTERM, too.
+# A shell makes its background processes, and all their children, ignore SIGINT; Dagster then makes them ignore SIGTERM,
+# too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says more about the machine than about the code. `make test-all` names the second profile.
+# The duration of an example depends more on the machine than on the code. `make test-all` selects the second profile.
 hypothesis.settings.register_profile("sample", deadline=None, max_examples=30)
 hypothesis.settings.register_profile("exhaustive", deadline=None, max_examples=100)
 hypothesis.settings.load_profile("sample")
 
-# Spark's programs here are short, and compiling them well takes twice the time of running them. Half of the rest is
-# spared by an archive of classes, for executors and servers, too.
+# Spark's programs here are short: compiling them well takes twice as long as running them. A class archive halves the
+# remaining time, also for executors and servers.
 os.environ.setdefault("JDK_JAVA_OPTIONS", f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {archive_options()}")
 
-# Test processes, of other runs too, must not take ports from one another while a server that was killed is away. Each
-# owns a block of ports for as long as it holds the block's first one.
+# Test processes, also of other runs, must not take a port of another one while its killed server is down. Each process
+# owns a block of ports while it holds the block's first one.
 _PORTS_EACH = 300
 _ALL_PORTS = range(11_000, 32_600)
-"""Below those that the kernel gives to connections."""
+"""Below the kernel's range of ephemeral ports."""
 
 
 def _own_ports() -> tuple[socket.socket, range]:
@@ -174,7 +174,7 @@ _held_port, _ports = _own_ports()
 os.environ["CORANTO_PORTS"] = f"{_ports.start}-{_ports.stop - 1}"
 
 
-# Whatever the collection imports stays, so nobody need look whether it can be freed.
+# Imports of the collection stay loaded, so the garbage collector need not scan them.
 gc.disable()
 
 
@@ -186,10 +186,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Derive marks; in processes that share the tests, put `LONG` files first. Alone, one begins with what is quick.
+    """Derive marks. In processes that share the tests, run `LONG` files first; a single process starts with quick ones.
 
-    With `--shuffle`, files and the tests in each file come in an order that the seed determines.
-    Raises UsageError for a file that does not exist (any more).
+    With `--shuffle`, the seed determines the order of files and of the tests in each file. Raises UsageError for a file
+    of `LONG` that does not exist.
     """
     here = Path(__file__).parent
     for item in items:
@@ -205,7 +205,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     if (seed := config.getoption("--shuffle")) is not None:
         items[:] = _shuffled(items, random.Random(seed))
-    elif hasattr(config, "workerinput"):  # pytest-xdist's, of a process that shares.
+    elif hasattr(config, "workerinput"):  # Set by pytest-xdist in a process that shares the tests.
         items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
@@ -255,7 +255,7 @@ def _starts_server(function: Callable[..., object]) -> bool:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names of a function's code and of the functions in it."""
+    """Yield the names in a function's code and in the functions nested in it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -263,11 +263,11 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 _fast_test = ""
-"""The test that runs, if it may start no server."""
+"""The running test, if it must not start a server."""
 
 
 def _check_program(event: str, details: tuple[object, ...]) -> None:
-    """Raise AssertionError if a fast test starts a server. Programs that tests wrote are none."""
+    """Raise AssertionError if a fast test starts a server. Programs written by tests are allowed."""
     if event != "subprocess.Popen" or not _fast_test:
         return
     program = Path(str(details[0]))
@@ -310,7 +310,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def logs_as_before() -> Iterator[None]:
-    """The `coranto` command configures logging for its process, and to a stream that ends with a test that runs it."""
+    """Restore logging. The `coranto` command configures it for its process, on a stream that closes after the test."""
     configured, before = structlog.is_configured(), structlog.get_config()
     handlers, level = logging.root.handlers[:], logging.root.level
     yield
@@ -326,7 +326,7 @@ def logs_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
-    """The one session of all tests of a process: Spark shares its context, so a test that stops one stops them all."""
+    """The only session of a process: Spark shares its context, so a test that stops one session stops all."""
     from coranto_consumers.spark.session.sessions import new_session
 
     session = new_session("coranto-tests", short=True)

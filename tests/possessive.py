@@ -1,8 +1,8 @@
 """Possessive parts of regular expressions that Python before 3.11.5 matches wrongly.
 
 That version's `re` does not restore its position when the last attempt of a possessive group fails. Only some parts of
-a pattern record a position: all but single characters. So a group is matched alike by all versions if nothing in it can
-fail once such a part has advanced the position.
+a pattern record a position: all but single characters. So all versions match a group alike if no part can fail after
+such a part has advanced the position.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
 
 
 def version_dependent_parts(pattern: re.Pattern[str] | re.Pattern[bytes]) -> list[str]:
-    """Return a description of each possessive or atomic group that versions of Python match differently."""
+    """Return a description of each possessive or atomic group that Python versions match differently."""
     return [str(part) for part in _groups(parser.parse(pattern.pattern, pattern.flags)) if not _is_portable(part)]
 
 

@@ -11,7 +11,7 @@ import pytest
 T = TypeVar("T")
 SAMPLE, REST = "sample", "rest"
 PARTS = pytest.mark.parametrize("part", [SAMPLE, pytest.param(REST, marks=pytest.mark.exhaustive)])
-"""For tests that go through a list of cases in one run: `make test` runs the sample, `make test-all` the rest, too."""
+"""Marks for tests that run through a list of cases: `make test` runs the sample, `make test-all` also the rest."""
 
 
 def examples(full: int) -> int:
@@ -20,7 +20,7 @@ def examples(full: int) -> int:
 
 
 def part_of(part: str, cases: Iterable[T], sample: Collection[T]) -> list[T]:
-    """Return the cases of a part of `PARTS`, in order. Raises ValueError if `sample` has a case that is not there."""
+    """Return the cases of a part of `PARTS`, in order. Raises ValueError if `sample` names an unknown case."""
     known = list(cases)
     if unknown := [case for case in sample if case not in known]:
         raise ValueError(f"not among the cases: {unknown}")
@@ -30,7 +30,7 @@ def part_of(part: str, cases: Iterable[T], sample: Collection[T]) -> list[T]:
 def sampled(cases: Iterable[Any], every: int) -> list[Any]:
     """Return cases for `pytest.mark.parametrize`, all but each `every`-th of them marked `exhaustive`.
 
-    Raises ValueError if one has marks or an id already.
+    Raises ValueError if a case already has marks or an id.
     """
     found = []
     for number, case in enumerate(cases):

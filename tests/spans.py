@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
 
 
 class Spans:
-    """The spans that ended while a provider was set."""
+    """The spans that ended while the provider was set."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.exporter = InMemorySpanExporter()
@@ -30,22 +30,22 @@ class Spans:
         return self.exporter.get_finished_spans()
 
     def named(self, name: str) -> list[Any]:
-        """Return the spans of a name, in the order of their ends."""
+        """Return the spans with a name, in the order of their ends."""
         return [span for span in self.all if span.name == name]
 
     def within(self, span: Any) -> list[Any]:
-        """Return the spans directly inside a span."""
+        """Return the direct children of a span."""
         inside = [each for each in self.all if each.parent is not None and each.parent.span_id == span.context.span_id]
         return sorted(inside, key=lambda each: (each.start_time, each.name))
 
     def tree(self, span: Any) -> tuple[Any, ...]:
-        """Return a span's name and kind, and the trees inside it."""
+        """Return a span's name and kind, and the trees of its children."""
         return (f"{span.name} {span.kind.name}", *(self.tree(each) for each in self.within(span)))
 
 
 @contextmanager
 def recorded_spans(sampler: Sampler = ALWAYS_ON) -> Iterator[Spans]:
-    """Set a tracer provider during the block. The public function would set it until the process ends."""
+    """Set a tracer provider during the block. OpenTelemetry's public function would set it until the process ends."""
     spans = Spans(sampler)
     with patch.object(trace, "_TRACER_PROVIDER", spans.provider):
         yield spans

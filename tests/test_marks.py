@@ -1,4 +1,4 @@
-"""Marks: tests get them from what they and their fixtures start, and fast tests start no server."""
+"""Marks: derived from the servers that tests and their fixtures start. Fast tests start no server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = __file__.rpartition("/")[0]
 
 @pytest.fixture
 def conftest(request: pytest.FixtureRequest) -> ModuleType:
-    """The module of hooks of all tests, as pytest loaded it."""
+    """The module with the hooks of all tests, as pytest loaded it."""
     plugin = request.config.pluginmanager.get_plugin(f"{HERE}/conftest.py")
     assert isinstance(plugin, ModuleType)
     return plugin
@@ -44,7 +44,7 @@ def test_a_fast_test_that_starts_a_server_fails(request: pytest.FixtureRequest) 
 
 
 @pytest.mark.integration
-def test_a_test_that_is_marked_may_start_a_server() -> None:
+def test_a_marked_test_may_start_a_server() -> None:
     with pytest.raises(FileNotFoundError):
         subprocess.run(["/no/such/etcd"], check=True)
 
@@ -62,7 +62,7 @@ def test_a_sample_leaves_the_other_cases_to_the_exhaustive_run() -> None:
         sampled([pytest.param(1)], 2)
 
 
-def test_a_sample_and_the_rest_are_all_cases() -> None:
+def test_the_sample_and_the_rest_together_are_all_cases() -> None:
     assert part_of(SAMPLE, [1, 2, 3, 4], (2, 4)) == [2, 4]
     assert part_of(REST, [1, 2, 3, 4], (2, 4)) == [1, 3]
     with pytest.raises(ValueError, match=r"not among the cases: \[5\]"):
@@ -75,7 +75,7 @@ def test_a_seed_determines_an_order_of_files_and_tests(conftest: ModuleType, req
     assert first == again != other
     assert sorted(first, key=items.index) == items
     paths = [item.path for item in first]
-    assert len(list(itertools.groupby(paths))) == len(set(paths)), "tests of a file stay together"
+    assert len(list(itertools.groupby(paths))) == len(set(paths)), "the tests of a file run together"
 
 
 def test_every_slow_test_has_its_file(conftest: ModuleType) -> None:
@@ -84,7 +84,7 @@ def test_every_slow_test_has_its_file(conftest: ModuleType) -> None:
     assert gone == set(), "write tests/slow.txt again with `make slow`, or remove the lines"
 
 
-def test_tests_that_only_the_exhaustive_run_has_exist(conftest: ModuleType) -> None:
+def test_tests_of_the_exhaustive_list_exist(conftest: ModuleType) -> None:
     lines = conftest.EXHAUSTIVE_FILE.read_text().splitlines()
     assert lines == sorted(set(lines))
     root = Path(HERE).parent

@@ -1,10 +1,10 @@
 """Tests mirror the packages: a module's tests are found by its name.
 
 The tests of `platform/coranto/client/retry.py` are `tests/platform/client/test_retry.py`, and files such as
-`test_retry_under_load.py`. A module without such a file is found by those who use it in its package: a module of at
-most `SMALL` lines of code by any module there that imports it, a larger one only if all that import it lead to the
-tests of one or two. A file of tests that has its package's name, such as `components/test_components.py`, tests the
-modules of the package together. A module that decides nothing (it has no branch and no loop) needs no tests.
+`test_retry_under_load.py`. The tests of a module without such a file are found through its importers in its package:
+for a module of at most `SMALL` lines of code, any importer with tests; for a larger one, only if all importers lead to
+the tests of one or two modules. A test file named like its package, such as `components/test_components.py`, tests the
+modules of the package together. A module without a branch or a loop needs no tests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MIRRORS: Final = {
     "orchestration/airflow_coranto": "tests/orchestration/airflow/installed",
 }
 OWN_TOOLS: Final = {"testing", "contract", "contracts", "generated", "wire"}
-"""Rooms of what tests are made of; they have their tests in their users'."""
+"""Packages of test support code. Their users' tests cover them."""
 SMALL: Final = 60
 DECISIONS: Final = (
     ast.If,
@@ -122,7 +122,7 @@ ELSEWHERE: Final = {
     "airflow_coranto.store": OPERATORS,
     "airflow_coranto.store_url": ("orchestration/airflow/test_store_url.py", NO_AIRFLOW),
 }
-"""Modules whose tests have another name: the file of `tests`, and the reason."""
+"""Modules with tests of another name: the file of `tests`, and the reason."""
 
 
 @cache
@@ -151,19 +151,19 @@ def imported(module: str) -> frozenset[str]:
     return frozenset(names & modules().keys())
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     return module.rpartition(".")[0]
 
 
 @cache
 def users(module: str) -> tuple[str, ...]:
-    """Return the modules of its room that import a module."""
-    return tuple(each for each in modules() if room_of(each) == room_of(module) and module in imported(each))
+    """Return the modules in a module's package that import it."""
+    return tuple(each for each in modules() if package_of(each) == package_of(module) and module in imported(each))
 
 
 @cache
 def has_own_tests(module: str) -> bool:
-    """Return True if a file of tests has the module's name, and not that of another module whose name is longer."""
+    """Return True if a test file has the module's name, and no other module has a longer matching name."""
     path, folder = modules()[module]
     siblings = [each.stem for each in path.parent.glob("*.py")]
 
@@ -180,7 +180,7 @@ def has_own_tests(module: str) -> bool:
 
 @cache
 def led_to(module: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Return the modules with tests of their own to which a module leads: itself, or those that use it."""
+    """Return the modules with tests of their own that cover a module: the module itself, or its importers."""
     if has_own_tests(module):
         return frozenset({module})
     ways = [led_to(each, seen | {module}) for each in users(module) if each not in seen]
@@ -203,14 +203,14 @@ def lines_of_code(path: Path) -> int:
 
 
 def decides(module: str) -> bool:
-    """Return True if a module has a branch or a loop, other than those by which a file is a program."""
+    """Return True if a module has a branch or a loop, except for `if __name__ ...`."""
     nodes = [*ast.walk(ast.parse(modules()[module][0].read_text()))]
     main = [node for node in nodes if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
     return any(isinstance(node, DECISIONS) and node not in main for node in nodes)
 
 
 def is_found(module: str) -> bool:
-    """Return True if the tests of a module are found by the rule above."""
+    """Return True if the rule above finds the tests of a module."""
     path, _ = modules()[module]
     tested = led_to(module)
     return len(tested) in (1, 2) or (bool(tested) and lines_of_code(path) <= SMALL) or not decides(module)
@@ -222,7 +222,7 @@ def test_the_tests_of_each_module_are_found_by_its_name(source: str) -> None:
     lost = [
         each for each in modules() if each.split(".")[0] == package and each not in ELSEWHERE and not is_found(each)
     ]
-    assert not lost, f"add `test_<module>.py` in {MIRRORS[source]}, or rename what tests these modules"
+    assert not lost, f"add `test_<module>.py` in {MIRRORS[source]}, or rename the test files of these modules"
 
 
 def test_exceptions_are_needed_and_name_tests() -> None:
@@ -234,11 +234,11 @@ def test_exceptions_are_needed_and_name_tests() -> None:
 
 
 @pytest.mark.parametrize("source", MIRRORS)
-def test_folders_of_tests_are_rooms(source: str) -> None:
+def test_folders_of_tests_mirror_packages(source: str) -> None:
     tests = ROOT / MIRRORS[source]
     others = {ROOT / each for each in ("tests/orchestration/airflow", *MIRRORS.values())} - {tests, *tests.parents}
     folders = {
         each.parent.relative_to(tests) for each in tests.rglob("test_*.py") if others.isdisjoint((each, *each.parents))
     }
-    rooms = {each.parent.relative_to(ROOT / source) for each in (ROOT / source).rglob("*.py")}
-    assert folders - {Path("spark/cluster")} <= rooms, "Spark's own clusters are no room; each other folder is"
+    packages = {each.parent.relative_to(ROOT / source) for each in (ROOT / source).rglob("*.py")}
+    assert folders - {Path("spark/cluster")} <= packages, "except for spark/cluster, each folder mirrors a package"

@@ -24,10 +24,10 @@ PACKAGES = (
     "dagster_coranto",
 )
 NOT_INSTALLED = {"confluent_kafka", "dlt"}
-"""Modules of extras that may be missing here. Of modules that import them, only literal patterns are checked."""
+"""Modules of extras that may be missing here. Importers of such modules are only checked for literal patterns."""
 SOURCES = ("platform", "broker", "consumers", "orchestration")
 
-# What Python 3.11.2 makes of these texts differs from 3.13, or from what the pattern says.
+# Python 3.11.2 matches these texts differently from 3.13, or from the pattern's meaning.
 VERSION_DEPENDENT = (
     r"(?:ab?c)++",
     r"(?:[ab]{2}(?:[ab]{2}|a=|==))*+",
@@ -83,10 +83,10 @@ def test_every_pattern_matches_alike_on_all_versions_of_python() -> None:
 
 
 @pytest.mark.parametrize("text", VERSION_DEPENDENT)
-def test_groups_that_versions_of_python_match_differently_are_found(text: str) -> None:
+def test_groups_that_python_versions_match_differently_are_found(text: str) -> None:
     assert version_dependent_parts(re.compile(text))
 
 
 @pytest.mark.parametrize("text", PORTABLE)
-def test_groups_that_all_versions_match_alike_are_allowed(text: str) -> None:
+def test_groups_that_python_versions_match_alike_are_allowed(text: str) -> None:
     assert not version_dependent_parts(re.compile(text))

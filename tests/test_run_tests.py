@@ -34,7 +34,7 @@ def write(folder: Path, **tests: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("-n", "2", "--dist", "loadfile")], ids=["one process", "two processes"])
-def test_a_test_that_passes_the_second_time_is_named_and_does_not_fail_the_run(
+def test_a_test_that_passes_the_second_time_is_named_and_fails_no_run(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     write(tmp_path, one=FLAKY, two="def test_sound():\n    pass\n")
@@ -58,7 +58,7 @@ def test_an_error_of_a_fixture_counts_as_a_failed_test(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "failed twice: test_one.py::test_it"
 
 
-def test_more_failures_than_may_happen_by_chance_fail_the_run(tmp_path: Path) -> None:
+def test_too_many_failures_fail_the_run_without_a_repetition(tmp_path: Path) -> None:
     write(tmp_path, **{f"number_{number}": FLAKY for number in range(MAX_FLAKY + 1)})
     done = run(tmp_path)
     assert done.returncode == 1
@@ -68,7 +68,7 @@ def test_more_failures_than_may_happen_by_chance_fail_the_run(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "code"), [("", 5), ("import nothing_of_this_name\n", 2)], ids=["no test", "no import"]
 )
-def test_a_run_that_ends_for_another_reason_is_not_repeated(tmp_path: Path, text: str, code: int) -> None:
+def test_a_run_that_does_not_end_with_failed_tests_is_not_repeated(tmp_path: Path, text: str, code: int) -> None:
     write(tmp_path, one=text)
     done = run(tmp_path)
     assert done.returncode == code
@@ -84,11 +84,11 @@ def test_a_run_that_ends_for_another_reason_is_not_repeated(tmp_path: Path, text
         ("consumers/pyspark_coranto/__init__.py", ["tests/consumers"]),
     ],
 )
-def test_the_tests_nearest_to_a_file_are_found(file: str, tests: list[str]) -> None:
+def test_the_nearest_tests_of_a_file_are_found(file: str, tests: list[str]) -> None:
     assert list(map(str, near_tests.near(ROOT / file))) == tests
 
 
-def test_a_file_without_a_mirror_has_the_tests_that_import_it() -> None:
+def test_a_file_without_mirrored_tests_has_the_tests_that_import_it() -> None:
     found = near_tests.near(ROOT / "broker" / "coranto_broker" / "spool" / "flush.py")
     assert Path("tests/broker/spool/test_durable_spool.py") in found
 

@@ -1,4 +1,4 @@
-"""The rules of words that a program can check: idiom, first lines of docstrings, names, cancellation, the changelog."""
+"""The wording rules that a program can check: idiom, first lines of docstrings, names, cancellation, the changelog."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCES = (*PRODUCT, "tests", "benchmarks", "tools")
 ROOTS = {"coranto": "platform", "coranto_broker": "broker", "coranto_consumers": "consumers"}
 
 QUESTION = re.compile(r"(What|Whether|How|Where|Which|That|Who|Why|When|If)\b")
-"""Beginnings of a docstring that neither commands nor names its subject."""
+"""Beginnings of a docstring that are not an imperative or a noun phrase."""
 
 VAGUE = re.compile(r"(Return|Yield|Tell|Report) (what|whether|why)\b")
 """Beginnings that do not name their object."""
@@ -44,7 +44,7 @@ FORBIDDEN = frozenset(
         "tallies",
     ]
 )
-"""Names that hid their purpose, or stood for several things, and have a better one now."""
+"""Names that hid their purpose or had several meanings, and that have a better replacement."""
 
 IDIOM = tuple(
     re.compile(pattern, re.IGNORECASE)
@@ -72,17 +72,19 @@ BUDGETS = {
     "docs": 1,
     "platform/coranto/fragments": 1,
 }
-"""The most lines with such phrases in each package. A package without an entry has none. Budgets only fall: lower
-the number when you remove a phrase."""
+"""The maximum lines with such phrases in each package. A package without an entry has none.
+
+Budgets only fall: lower the number when you remove a phrase.
+"""
 
 MAX_CHANGE = 150
-"""The most characters of a line of the changelog."""
+"""The maximum length of a line of the changelog."""
 
 SHARED_NAMES = {
     "Application": "the consumer's logic, in each of the two runtimes of consumers",
     "Publication": "the result of publishing, of the platform and of an asset",
 }
-"""Names of several public classes, with the thing that all of them are."""
+"""Names that several public classes share, and their common meaning."""
 
 PACKAGES = (
     "coranto.audit",
@@ -106,7 +108,7 @@ MODULES = (
     "coranto_consumers.runtime.client",
     "coranto_consumers.runtime.testing",
 )
-"""Modules that users import from without the help of a package."""
+"""Modules that users import from directly."""
 
 
 def is_generated(path: Path) -> bool:
@@ -118,7 +120,7 @@ FILES = sorted(path for top in SOURCES for path in (ROOT / top).rglob("*.py") if
 
 @dataclass(frozen=True)
 class Words:
-    """The classes of a file, and the lines and texts of its docstrings and of texts about names before them."""
+    """The classes of a file, and the lines and texts of its docstrings, including those after assignments."""
 
     docstrings: list[tuple[int, str]] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
@@ -139,7 +141,7 @@ def words_of(path: Path) -> Words:
 
 
 def definitions(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield a node and all below it that may have docstrings. Expressions, which are most of a file, have none."""
+    """Yield a node and all descendants that may have docstrings. Expressions have none."""
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         yield node
     for child in ast.iter_child_nodes(node):
@@ -177,8 +179,8 @@ def public_definitions() -> Iterator[tuple[str, ast.ClassDef | ast.AsyncFunction
                 yield module, node
 
 
-def says_nothing_of_cancelling(node: ast.ClassDef | ast.AsyncFunctionDef) -> list[str]:
-    """Return the awaitables that do not say what cancelling leaves. A method without a docstring inherits it."""
+def without_cancellation_text(node: ast.ClassDef | ast.AsyncFunctionDef) -> list[str]:
+    """Return the awaitables that do not say what cancelling leaves. Methods without a docstring inherit it."""
     text = ast.get_docstring(node) or ""
     if "cancel" in text.lower():
         return []
@@ -194,7 +196,7 @@ def says_nothing_of_cancelling(node: ast.ClassDef | ast.AsyncFunctionDef) -> lis
 
 
 def implements(node: ast.ClassDef) -> bool:
-    """Return whether the class says that it implements an interface, whose docstrings hold for it."""
+    """Return True if the class says that it implements an interface, whose docstrings then apply to it."""
     return re.match(r"(An |The )?`\w+`", ast.get_docstring(node) or "") is not None
 
 
@@ -272,7 +274,7 @@ def test_forbidden_names_are_not_used() -> None:
     assert not found, "docs/glossary.md has the words to use instead"
 
 
-def test_public_classes_have_names_of_their_own() -> None:
+def test_public_classes_have_unique_names() -> None:
     places: dict[str, list[str]] = {}
     for path in FILES:
         if path.relative_to(ROOT).parts[0] in PRODUCT:
@@ -283,10 +285,10 @@ def test_public_classes_have_names_of_their_own() -> None:
     assert not found, "one name, one thing: rename one of them, or share the class"
 
 
-def test_public_awaitables_say_what_cancelling_leaves_behind() -> None:
+def test_public_awaitables_document_cancellation() -> None:
     definitions = list(public_definitions())
     assert len(definitions) > 60
-    found = [f"{module}: {name}" for module, node in definitions for name in says_nothing_of_cancelling(node)]
+    found = [f"{module}: {name}" for module, node in definitions for name in without_cancellation_text(node)]
     assert not found, "add a sentence to the docstring of the method or of its class"
 
 

@@ -1,7 +1,7 @@
 """Tests in subfolders take minutes: they make environments, images and clusters as users do.
 
 `make test-install` runs the folder `elsewhere`, and `make images` the folder `images`. These commands fail if they
-collect no test, so no test can be left out by mistake.
+collect no test, so no test can be omitted by mistake.
 """
 
 import os

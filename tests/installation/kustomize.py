@@ -1,6 +1,6 @@
-"""The part of kustomize that deploy/kubernetes uses: resources, images, replicas, and JSON patches by kind and name.
+"""The subset of kustomize that deploy/kubernetes uses: resources, images, replicas, and JSON patches by kind and name.
 
-A kustomization that uses more fails here, so that no test examines other manifests than users apply.
+A kustomization that uses more fails here, so that tests check the same manifests that users apply.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The files of deploy/: settings that exist, enough time to exit, volumes that suffice, no secret and no registry."""
+"""The files of deploy/: valid settings, enough time to exit, large enough volumes, no secret and no registry."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def of_kind(manifests: list[Any], kind: str) -> list[Any]:
 
 
 def settings_of(manifests: list[Any]) -> BrokerSettings:
-    """Return the settings that brokers take from the manifests."""
+    """Return the broker settings in the manifests."""
     (config,) = of_kind(manifests, "ConfigMap")
     prefix = "CORANTO_BROKER_"
     return BrokerSettings(
@@ -62,20 +62,20 @@ def test_settings_in_the_files_are_settings_of_the_processes() -> None:
         assert named <= settings.model_fields.keys()
 
 
-def test_brokers_of_the_compose_file_have_more_time_to_exit_than_they_take() -> None:
+def test_compose_brokers_have_more_time_to_exit_than_they_need() -> None:
     for broker in BROKERS.values():
         exit_seconds = float(broker["environment"]["CORANTO_BROKER_EXIT_SECONDS"])
         assert seconds(broker["stop_grace_period"]) > 4 * exit_seconds
 
 
-def test_pods_have_more_time_to_exit_than_brokers_take(manifests: list[Any]) -> None:
+def test_pods_have_more_time_to_exit_than_brokers_need(manifests: list[Any]) -> None:
     for each in of_kind(manifests, "StatefulSet"):
         pod = each["spec"]["template"]["spec"]
         if pod["containers"][0]["name"] == "broker":
             assert pod["terminationGracePeriodSeconds"] > 4 * settings_of(manifests).exit_seconds
 
 
-def test_brokers_of_the_compose_file_are_in_two_zones_with_names_of_their_own() -> None:
+def test_compose_brokers_are_in_two_zones_with_unique_names() -> None:
     places = [
         (each["environment"]["CORANTO_BROKER_ZONE"], each["environment"]["CORANTO_BROKER_ID"])
         for each in BROKERS.values()
@@ -96,7 +96,7 @@ def test_each_kustomization_has_brokers_in_two_zones_and_three_etcds(variant: st
     assert zones == {"a": brokers[0], "b": brokers[1], None: 3}
 
 
-def test_probes_ask_the_pages_that_say_it(manifests: list[Any]) -> None:
+def test_probes_request_the_health_pages(manifests: list[Any]) -> None:
     for container in containers(manifests):
         if container["name"] == "broker":
             assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "health"}
@@ -104,7 +104,7 @@ def test_probes_ask_the_pages_that_say_it(manifests: list[Any]) -> None:
             assert {"name": "health", "containerPort": 8081} in container["ports"]
 
 
-def test_every_set_has_volumes_and_a_budget_of_disruptions(manifests: list[Any]) -> None:
+def test_every_stateful_set_has_volumes_and_a_disruption_budget(manifests: list[Any]) -> None:
     budgets = [each["spec"]["selector"]["matchLabels"].items() for each in of_kind(manifests, "PodDisruptionBudget")]
     for each in of_kind(manifests, "StatefulSet"):
         assert each["spec"]["volumeClaimTemplates"]
@@ -112,13 +112,13 @@ def test_every_set_has_volumes_and_a_budget_of_disruptions(manifests: list[Any])
         assert sum(budget <= labels for budget in budgets) == 1
 
 
-def test_services_that_keep_something_have_volumes() -> None:
+def test_services_with_state_have_volumes() -> None:
     for name, each in SERVICES.items():
         if name.startswith(("broker-", "etcd-")) or name in ("postgres", "s3", "dagster"):
             assert each["volumes"][0].partition(":")[0] in COMPOSE["volumes"]
 
 
-def test_volumes_hold_the_cache_and_what_waits_for_the_store(manifests: list[Any]) -> None:
+def test_volumes_hold_the_cache_and_unstored_content(manifests: list[Any]) -> None:
     settings = settings_of(manifests)
     bounded = settings.cache_bytes + settings.max_unpersisted_bytes
     for each in of_kind(manifests, "StatefulSet"):
@@ -128,16 +128,16 @@ def test_volumes_hold_the_cache_and_what_waits_for_the_store(manifests: list[Any
             assert volume >= 2 * (2 << 30)  # etcd's default quota, and a snapshot of as much.
         else:
             assert settings.max_unpersisted_journal_bytes <= settings.max_unpersisted_bytes
-            assert bounded <= 0.75 * volume  # The rest is for fragments that are not complete.
+            assert bounded <= 0.75 * volume  # The rest is for incomplete fragments.
 
 
-def test_containers_get_no_less_memory_than_they_ask_for(all_manifests: list[Any]) -> None:
+def test_container_memory_limits_are_at_least_their_requests(all_manifests: list[Any]) -> None:
     for container in containers(all_manifests):
         resources = container["resources"]
         assert size(resources["requests"]["memory"]) <= size(resources["limits"]["memory"])
 
 
-def test_a_consumer_runs_once_and_has_time_for_its_transaction() -> None:
+def test_a_consumer_has_one_replica_and_time_for_its_transaction() -> None:
     (deployment,) = of_kind(render(KUBERNETES / "consumer"), "Deployment")
     assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]) == (1, {"type": "Recreate"})
     assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= 60
@@ -160,7 +160,7 @@ def test_images_are_parameters_without_a_registry() -> None:
             assert not [host for host in hosts if not any(name in host for name in known)], path
 
 
-def test_no_secret_stands_in_the_files(all_manifests: list[Any]) -> None:
+def test_the_files_have_no_secret(all_manifests: list[Any]) -> None:
     secret = re.compile(r"PASSWORD|SECRET|ACCESS_KEY|AUTH_KEYS|TOKEN", re.IGNORECASE)
     for each in SERVICES.values():
         assert not [name for name in each.get("environment", {}) if secret.search(name)]
@@ -172,5 +172,5 @@ def test_no_secret_stands_in_the_files(all_manifests: list[Any]) -> None:
     assert not of_kind(all_manifests, "Secret")
 
 
-def test_each_alert_has_a_case_that_makes_it_fire() -> None:
+def test_each_alert_has_a_test_case_that_makes_it_fire() -> None:
     assert {case.alert for case in CASES} == ALERTS.keys()

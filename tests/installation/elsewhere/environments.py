@@ -1,4 +1,4 @@
-"""Clean environments into which the wheel is installed with some extras, and the Pythons that there are."""
+"""Clean environments with the wheel and some extras, and the available Python versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEWEST = 19
 
 
 def supported() -> dict[str, Path]:
-    """Return the interpreters of this machine that Coranto may run on, by version."""
+    """Return the interpreters of this machine that Coranto supports, by version."""
     return {**pythons.find(NEWEST), THIS: Path(sys.executable)}
 
 
@@ -28,11 +28,11 @@ class Environment:
 
     folder: Path
     work: Path
-    """The folder in which programs run."""
+    """The working folder of programs."""
 
     @classmethod
     def make(cls, folder: Path, python: Path, wheel: Path, extras: str, constraints: Path) -> Environment:
-        """Make the environment, install the wheel with `extras`, and let pip check it."""
+        """Create the environment, install the wheel with `extras`, and run `pip check`."""
         subprocess.run([python, "-m", "venv", folder], check=True)
         work = folder / "work"
         work.mkdir()
@@ -47,16 +47,16 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def variables(self, **more: str) -> dict[str, str]:
-        """Return the environment variables of a user who has activated the environment, in a home of his own."""
-        left_out = re.compile(r"CORANTO_|PYTHON|VIRTUAL_ENV|AIRFLOW|DAGSTER_HOME|JDK_JAVA_OPTIONS")
-        kept = {name: value for name, value in os.environ.items() if not left_out.match(name)}
+        """Return the environment variables of a user with the environment activated and a home folder of its own."""
+        omitted = re.compile(r"CORANTO_|PYTHON|VIRTUAL_ENV|AIRFLOW|DAGSTER_HOME|JDK_JAVA_OPTIONS")
+        kept = {name: value for name, value in os.environ.items() if not omitted.match(name)}
         kept["PIP_CACHE_DIR"] = os.environ.get("PIP_CACHE_DIR", str(Path.home() / ".cache" / "pip"))
         kept["PATH"] = f"{self.folder / 'bin'}{os.pathsep}{kept['PATH']}"
         kept["CORANTO_PORTS"] = os.environ["CORANTO_PORTS"]
         return {**kept, "HOME": str(self.work), "DAGSTER_DISABLE_TELEMETRY": "1", **more}
 
     def run(self, *command: str, given: str | None = None, **variables: str) -> str:
-        """Run a command of the environment in its folder, and return its output. Fails with all that it said."""
+        """Run a command of the environment in its folder, and return its output. A failure shows all output."""
         done = subprocess.run(
             [self.folder / "bin" / command[0], *command[1:]],
             cwd=self.work,
@@ -70,7 +70,7 @@ class Environment:
         return done.stdout
 
     def script(self, lines: list[str], **variables: str) -> str:
-        """Run lines of bash with job control, and return the output. It fails with all output."""
+        """Run lines of bash with job control, and return the output. A failure shows all output."""
         done = subprocess.run(
             ["bash", "-m", "-c", "\n".join(lines)],
             cwd=self.work,
@@ -92,7 +92,7 @@ class Environment:
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Return a page's code blocks of a language, word for word."""
+    """Return a page's code blocks of a language, verbatim."""
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 

@@ -1,7 +1,7 @@
-"""Uses each feature of Coranto on the PySpark that is installed, and prints what works, as JSON.
+"""Uses each feature of Coranto on the installed PySpark, and prints the results as JSON.
 
-`test_spark_versions.py` runs it with each version. A feature is true if it works, or the version of PySpark that the
-error (VersionTooOld) asks for. Anything else ends the program.
+`test_spark_versions.py` runs it with each version. A feature is true if it works, or else the PySpark version that the
+error (VersionTooOld) requires. Any other error ends the program.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ QUERY_SECONDS = 600
 """The longest wait for a query on a loaded machine."""
 LIMITED = {"maxBytesPerTrigger": "6000", "trigger": "processingTime"}
 MOST = 470
-"""Messages of such a batch."""
+"""The maximum messages of such a batch."""
 SUMS = Table("sums", MetaData(), Column("kind", String(10), primary_key=True), Column("n", BigInteger, nullable=False))
 
 
@@ -225,7 +225,7 @@ class Trial:
         finally:
             query.stop()
 
-    # -- What they share -----------------------------------------------------------------------------------------
+    # -- Shared steps --------------------------------------------------------------------------------------------
 
     def read_now(self, frame: DataFrame, name: str, trigger: dict[str, Any]) -> list[int]:
         """Run a query that ends by itself, and return what it has read."""

@@ -1,4 +1,4 @@
-"""The oldest and the newest Dagster that the requirement allows: the tutorial and the definitions of the page work."""
+"""The oldest and the newest Dagster that the requirement allows run the tutorial and the definitions of the page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def oldest() -> str:
 
 
 def constraints(folder: Path, version: str) -> Path:
-    """Return the repository's constraints with this version of Dagster; with none for an empty version."""
+    """Return the repository's constraints with this version of Dagster, or without Dagster for an empty version."""
     # Early versions of Dagster need an early tomlkit.
     free = ("dagster", "tomlkit")
     lines = (ROOT / "constraints.txt").read_text().splitlines()

@@ -1,7 +1,7 @@
 """deploy/compose/compose.yaml as plain processes: its commands, variables and health checks, on this machine.
 
-Not run here: containers, their images and networks. What stands in for them: names of services become ports of this
-machine, volumes become folders, PostgreSQL and the S3 server are the tests' own. `make images` runs the images.
+Not run here: containers, their images and networks. Replacements: service names become ports of this machine, volumes
+become folders, and the tests provide PostgreSQL and the S3 server. `make images` runs the images.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Machine:
         return self._ports[service, port]
 
     def local(self, service: str, text: str) -> str:
-        """Return a text of a service with this machine's ports and folders."""
+        """Replace service names and volumes in a text with this machine's ports and folders."""
         every = ",".join(f"127.0.0.1:{self.port(f'etcd-{number}', 2379)}" for number in (1, 2, 3))
         text = re.sub(r"(?<![\w-])etcd:2379", every, text)
         for name, address in self._stand_ins.items():
@@ -104,7 +104,7 @@ class Machine:
         )
 
     def run(self, service: str) -> None:
-        """Run a service that ends; try again where the file says so."""
+        """Run a service that ends; retry if the file says so."""
         assert SERVICES[service]["restart"] == "on-failure"
         deadline = time.monotonic() + TIMEOUT
         while True:
@@ -116,10 +116,10 @@ class Machine:
             assert time.monotonic() < deadline, f"{service}: {done.stdout}\n{done.stderr}"
 
     def healthy(self, service: str) -> bool:
-        """Make the service's health check once."""
+        """Run the service's health check once."""
         test = [self.local(service, word) for word in SERVICES[service]["healthcheck"]["test"]]
         assert test[0] == "CMD"
-        if test[1] == "etcdctl":  # Not in the package that has etcd.
+        if test[1] == "etcdctl":  # The package with etcd does not include it.
             return is_healthy(f"127.0.0.1:{self.port(service, 2379)}")
         assert test[1] == "python"
         return subprocess.run([sys.executable, *test[2:]], capture_output=True, check=False).returncode == 0
@@ -151,13 +151,13 @@ def read(url: str) -> dict[str, int]:
         engine.dispose()
 
 
-def test_the_cluster_of_the_file_serves_loses_a_broker_and_ends_in_time(tmp_path: Path, store_url: str) -> None:
+def test_the_compose_cluster_serves_survives_a_broker_and_ends_in_time(tmp_path: Path, store_url: str) -> None:
     with ExitStack() as stack:
         s3 = stack.enter_context(S3Server(tmp_path / "s3-server"))
         s3.create_bucket("coranto")
         variables = AwsKey("key", "secret").environment | {"TOTALS_STORE_URL": store_url}
         machine = Machine(tmp_path, {"http://s3:9000": s3.endpoint}, variables)
-        # Dagster ends what it has started only if it is asked to.
+        # Dagster ends its child processes only if it is asked to.
         stack.callback(lambda: stop_all(list(machine.processes.values()), 60.0))
         etcds, brokers = ("etcd-1", "etcd-2", "etcd-3"), ("broker-1", "broker-2", "broker-3")
         for service in etcds:
@@ -192,7 +192,7 @@ def test_the_cluster_of_the_file_serves_loses_a_broker_and_ends_in_time(tmp_path
         append("grace", 5, "sales/part-001")
         await_totals({"ada": 1990, "grace": 5})
 
-        # One broker ends gracefully, within its time, and its journals go on.
+        # One broker ends gracefully, within its time, and its journals continue.
         grace = float(SERVICES["broker-2"]["stop_grace_period"].removesuffix("s"))
         assert machine.processes["broker-2"].stop(grace), "the broker had to be killed"
         assert machine.processes["broker-2"].exit_code == 0
@@ -206,8 +206,8 @@ def test_the_cluster_of_the_file_serves_loses_a_broker_and_ends_in_time(tmp_path
             assert b'zone="b"' in answer.read()
 
 
-def test_the_file_keeps_to_the_schema_of_compose_files(tmp_path: Path) -> None:
-    """The schema is that of docker-compose 1.29, the last one that comes as a package of Python."""
+def test_the_compose_file_is_valid_by_its_schema(tmp_path: Path) -> None:
+    """The schema is that of docker-compose 1.29, the last one packaged for Python."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path)]
     subprocess.run([*command, "docker-compose==1.29.2"], check=True)
     (wheel,) = tmp_path.glob("*.whl")
@@ -217,7 +217,7 @@ def test_the_file_keeps_to_the_schema_of_compose_files(tmp_path: Path) -> None:
     jsonschema.validate(content, schema)
 
 
-def test_the_manifests_keep_to_the_schema_of_kubernetes(tmp_path: Path) -> None:
+def test_the_manifests_are_valid_by_the_kubernetes_schema(tmp_path: Path) -> None:
     made = tmp_path / "env"
     subprocess.run([sys.executable, "-m", "venv", made], check=True)
     subprocess.run([made / "bin" / "pip", "install", "--quiet", "kubernetes-validate", "setuptools"], check=True)

@@ -1,7 +1,7 @@
-"""Each extra, installed from the wheel into a clean environment, does what the documents show of that part.
+"""Each extra, installed from the wheel into a clean environment, does what its documents show.
 
 On the Python that `make` uses, each extra has an environment of its own. On every other Python of this machine, the
-client has one, all parts share one, and Airflow has one.
+client, all extras together, and Airflow have one each.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ asyncio.run(main())
 
 
 def oidc(made: Environment, cluster: EmbeddedCluster) -> None:
-    """The provider of this example is away."""
+    """The provider of this example is down."""
     assert "http://127.0.0.1:1/.well-known/openid-configuration cannot be read" in made.program(OIDC)
 
 
@@ -288,7 +288,7 @@ with SyncJournalClient(sys.argv[1]) as client:
 
 
 def traces(made: Environment, cluster: EmbeddedCluster) -> None:
-    """A provider that records nothing costs nothing."""
+    """A provider that records nothing adds no cost."""
     (made.work / "traces.py").write_text(TRACES)
     assert made.run("python", "traces.py", cluster.info.endpoint) == "None ()\n"
 

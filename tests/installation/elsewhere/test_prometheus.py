@@ -1,6 +1,6 @@
-"""Alerts and dashboard of deploy/ in a real Prometheus: over invented series, and over brokers that it scrapes.
+"""Alerts and dashboard of deploy/ in a real Prometheus: on synthetic series, and on brokers that it scrapes.
 
-Prometheus and promtool are those of PATH, otherwise Debian's, unpacked into a folder of the test and not installed.
+Prometheus and promtool come from PATH, or from Debian's packages, unpacked into a folder of the test.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Case:
-    """Series that make an alert fire, with a value each minute; the minute to look, and the words that it then says."""
+    """Series that make an alert fire, with a value each minute; the minute of evaluation, and the expected summary."""
 
     alert: str
     series: dict[str, str]
@@ -255,7 +255,7 @@ WELL = {
 """A cluster without problems."""
 
 
-def test_each_alert_fires_at_its_problem_and_none_without(programs: Path, tmp_path: Path) -> None:
+def test_each_alert_fires_for_its_problem_only(programs: Path, tmp_path: Path) -> None:
     well = {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in WELL.items()],
@@ -302,12 +302,12 @@ class Prometheus:
     def ask(self, path: str, **parameters: str) -> Any:
         url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=30) as answer:
-            told = json.load(answer)
-        assert told["status"] == "success", told
-        return told["data"]
+            reply = json.load(answer)
+        assert reply["status"] == "success", reply
+        return reply["data"]
 
     def values(self, expression: str) -> list[Any]:
-        """Return the values that an expression has now."""
+        """Return the current values of an expression."""
         found = self.ask("query", query=expression)["result"]
         return [each["value"][1] for each in found]
 
@@ -326,15 +326,15 @@ class Prometheus:
         return {rule["name"]: rule["state"] for rule in rules if rule["health"] == "ok"}
 
 
-def until(holds: Callable[[], object], told: Callable[[], object]) -> None:
+def until(holds: Callable[[], object], reply: Callable[[], object]) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not holds():
-        assert time.monotonic() < deadline, told()
+        assert time.monotonic() < deadline, reply()
         time.sleep(0.2)
 
 
 class Work:
-    """Appends and reads over gRPC and HTTP, from `with` to its end, so that every metric has something to tell."""
+    """Appends and reads over gRPC and HTTP inside the `with` block, so that every metric has samples."""
 
     def __init__(self, client: SyncJournalClient, gateway: str) -> None:
         self._client, self._gateway = client, gateway
@@ -364,7 +364,7 @@ class Work:
 
 
 def facts(cluster: EmbeddedCluster, broker: int) -> dict[str, str]:
-    """Return what a broker's log says of it at its start."""
+    """Return the fields that a broker logs at its start."""
     for line in (cluster.data_dir / "logs" / f"broker-{broker}.log").read_text().splitlines():
         if line.startswith("{") and (found := json.loads(line))["event"] == "member.ready":
             return {name: str(value) for name, value in found.items()}
@@ -397,7 +397,7 @@ def scraped(programs: Path, tmp_path: Path) -> Iterator[tuple[Prometheus, Embedd
 
 
 def shown() -> dict[str, str]:
-    """Return the expressions of the dashboard as Grafana asks them, by panel."""
+    """Return the expressions of the dashboard as Grafana queries them, by panel."""
     found = {}
     for panel in DASHBOARD["panels"]:
         for number, target in enumerate(panel["targets"]):
@@ -408,12 +408,12 @@ def shown() -> dict[str, str]:
 
 
 def measured(expression: str) -> Iterator[str]:
-    """Yield what an alert compares with a bound, without the bound."""
+    """Yield the expressions that an alert compares with a bound, without the bound."""
     for part in expression.split(" and "):
         yield re.sub(r" (?:==|>) [\d.]+$", "", part)
 
 
-def test_every_expression_has_values_of_real_brokers(scraped: tuple[Prometheus, EmbeddedCluster, Work]) -> None:
+def test_every_expression_has_values_on_real_brokers(scraped: tuple[Prometheus, EmbeddedCluster, Work]) -> None:
     server, cluster, work = scraped
     wanted = shown()
     for name, alert in ALERTS.items():

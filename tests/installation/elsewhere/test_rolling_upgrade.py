@@ -1,4 +1,4 @@
-"""A rolling upgrade: brokers of an earlier commit and of this one serve the same journals, beside and after each other.
+"""A rolling upgrade: brokers of an earlier commit and of this one serve the same journals, together and in turn.
 
 It needs the earlier commit. In a shallow clone, fetch it first: `git fetch --unshallow`.
 """
@@ -26,7 +26,7 @@ from tests.installation.elsewhere.environments import ROOT
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 EARLIER = "9e148bb78a9d09c97d616e25dcfa2089fc317f74"
-"""The last commit before brokers told their version."""
+"""The last commit before brokers reported their version."""
 SOURCES = ("platform", "broker")
 JOURNAL = "upgrade/part-000"
 TIMEOUT = 120.0
@@ -44,7 +44,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Brokers:
-    """Two brokers in two zones, each with a place of its own, run from one or the other sources."""
+    """Two brokers in two zones, each with its own folder and port, run from the earlier or the current sources."""
 
     def __init__(self, folder: Path, etcd: str) -> None:
         self._folder, self._etcd = folder, etcd
@@ -94,7 +94,7 @@ def brokers(tmp_path: Path) -> Iterator[Brokers]:
 
 
 class Writer:
-    """Appends numbered lines, and remembers what was acknowledged."""
+    """Appends numbered lines, and records acknowledged content."""
 
     def __init__(self, client: SyncJournalClient) -> None:
         self._client = client
@@ -108,7 +108,7 @@ class Writer:
             self.content += line
 
     def _append(self, line: bytes) -> None:
-        """Append at the end, and nowhere else, so that a repeated append is applied once."""
+        """Append at an explicit offset, so that a repeated append is applied once."""
         deadline = time.monotonic() + TIMEOUT
         begin, registers = len(self.content), label_set(lines=str(len(self.content)))
         while True:
@@ -116,7 +116,7 @@ class Writer:
                 done = self._client.append(JOURNAL, line, offset=begin, union_registers=registers)
                 assert (done.begin, done.end) == (begin, begin + len(line))
                 return
-            except WrongAppendOffset:  # An append whose answer was lost was applied.
+            except WrongAppendOffset:  # The append whose answer was lost was applied.
                 assert self._client.head(JOURNAL) == begin + len(line)
                 return
             except CorantoError:
@@ -129,7 +129,7 @@ class Writer:
         assert read == self.content
 
 
-def test_brokers_are_upgraded_one_after_the_other(earlier: Path, brokers: Brokers) -> None:
+def test_brokers_are_upgraded_one_by_one(earlier: Path, brokers: Brokers) -> None:
     brokers.start("a", earlier)
     brokers.start("b", earlier)
     with SyncJournalClient(brokers.endpoint, retry_timeout=60.0) as client:
@@ -143,7 +143,7 @@ def test_brokers_are_upgraded_one_after_the_other(earlier: Path, brokers: Broker
         writer.write()
         assert client.heads("name=none").broker_version == ""
         for zone, sources in (("a", ROOT), ("b", earlier), ("b", ROOT), ("a", ROOT)):
-            # Each broker ends once in every company: beside an earlier one, and beside a present one.
+            # Each broker restarts next to an earlier broker and next to a current one.
             brokers.stop(zone)
             brokers.start(zone, sources)
             writer.write()

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
 JOURNALS = [f"shop/orders/part-00{n}" for n in range(3)]
 ORDERS = 60_000
-"""Their content is more than the driver reads by itself."""
+"""Their content is larger than the driver's own read limit."""
 APPLICATION = """
 import pyarrow as pa
 from pyspark.sql import functions as F
@@ -61,13 +61,13 @@ SETTINGS = {
 
 
 def archived(made: Environment, path: Path) -> Path:
-    """Return an archive of an environment, without the Spark in Java, which workers have."""
+    """Return an archive of an environment without Spark's Java files, which workers have."""
     left_out = ("--exclude=*/pyspark/jars", "--exclude=./work")
     subprocess.run(["tar", "-czf", path, *left_out, "-C", made.folder, "."], check=True)
     return path
 
 
-def test_a_consumer_runs_on_workers_that_get_an_archived_environment(wheel: Path, tmp_path: Path) -> None:
+def test_a_consumer_runs_on_workers_with_an_archived_environment(wheel: Path, tmp_path: Path) -> None:
     made = Environment.make(tmp_path / "env", Path(sys.executable), wheel, "broker,spark", ROOT / "constraints.txt")
     home = Path(made.run("python", "-c", "import pyspark; print(*pyspark.__path__)").strip())
     archive = archived(made, tmp_path / "environment.tar.gz")

@@ -1,4 +1,4 @@
-"""Each minor version of PySpark that the requirement allows: what of Coranto works with it, as docs/spark.md says."""
+"""Each minor version of PySpark that the requirement allows supports the features that docs/spark.md promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tutorial from the wheel: in an empty folder, without a clone."""
+"""The tutorial runs from the wheel in an empty folder, without a clone."""
 
 from __future__ import annotations
 

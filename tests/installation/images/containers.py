@@ -1,9 +1,9 @@
 """Containers of the images of deploy/images.sh, without a container engine.
 
 Each has a file system that buildah makes. All share the network of this machine: each has a loopback address of its
-own, which replaces `0.0.0.0` and `127.0.0.1` in its commands and variables, and a file of hosts has the names of
-deploy/. So the ports are as in the files. Commands run in a chroot, whose file system they may write to: `written` says
-what they have written. Not tested are cgroups, network policies and user namespaces. Needs root.
+own, which replaces `0.0.0.0` and `127.0.0.1` in its commands and variables, and a hosts file has the names of deploy/.
+So the ports are as in the files. Commands run in a chroot with a writable file system: `written` returns the files they
+wrote. Cgroups, network policies and user namespaces are not tested. Needs root.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def _run(*command: str | Path) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of buildah. It passes proxies on, which do not know the names of deploy/."""
+    """Return the environment of buildah. It passes proxies on, which cannot resolve the names of deploy/."""
     return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
 
 
 def _shown(words: Sequence[str]) -> str:
-    """Return a command for the log, without line breaks and cut."""
+    """Return a command for the log, on one line and shortened."""
     return textwrap.shorten(shlex.join(words), 100, placeholder=" …")
 
 
@@ -64,17 +64,17 @@ class Containers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with contextlib.ExitStack() as stack:  # All of them, even if one fails.
+        with contextlib.ExitStack() as stack:  # Stop all of them, even if one fails.
             for container in self.by_name.values():
                 stack.callback(container.remove)
 
     def name_this_machine(self, name: str) -> None:
         """Let containers reach servers of this machine by a name."""
         self._lines.append(f"127.0.0.1 {name}\n")
-        self.hosts.write_text("".join(self._lines))  # In place: containers have mounted it.
+        self.hosts.write_text("".join(self._lines))  # Written in place: containers have mounted it.
 
     def add(self, image: str, name: str, *names: str) -> Container:
-        """Return a container of an image, which others reach by `name` and `names`. It runs nothing yet."""
+        """Return a container of an image, with `name` and `names` as host names. No process runs yet."""
         address = f"{_ADDRESSES}.{len(self.by_name) + 1}"
         self._lines += [f"{address} {each}\n" for each in (name, *names)]
         self.hosts.write_text("".join(self._lines))
@@ -112,7 +112,7 @@ class Container:
         self._made = time.time()
 
     def _here(self, text: str) -> str:
-        """Return a text with the container's address for those that all containers have."""
+        """Replace the addresses that all containers share with the container's own address."""
         return re.sub(r"(?<![\d.])(?:0\.0\.0\.0|127\.0\.0\.1)(?![\d.])", self.address, text)
 
     def _command(self, words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
@@ -174,7 +174,7 @@ class Container:
         assert time.monotonic() < deadline, f"{self.name}: {self._process.last_words(60)}"
 
     def written(self) -> list[str]:
-        """Return what its user has written outside of its volumes since its file system is that of its image."""
+        """Return the files that its user wrote outside of volumes since the last change of the image."""
         root = _run("buildah", "mount", self._root)
         found = _run("find", root, "-xdev", "-user", str(_USER), "-newermt", f"@{self._made}").splitlines()
         # buildah creates the commands' working folder.
@@ -193,7 +193,7 @@ class Container:
             time.sleep(0.1)
 
     def stop(self, grace_seconds: float) -> None:
-        """Ask its first process to end, as container engines do. Fails if it does not in time, with exit code 0."""
+        """Ask its first process to end, as container engines do. Fails if it is late or its exit code is not 0."""
         _log.info("%s: stop", self.name)
         assert self._process is not None
         self._signal(signal.SIGTERM, first=True)
@@ -204,7 +204,7 @@ class Container:
         """Signal its processes, or only the first one. Return True if there were any."""
         found: list[tuple[int, int]] = []
         for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # It has ended since.
+            with contextlib.suppress(OSError):  # It has ended in the meantime.
                 if self._mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
                     started = (entry / "stat").read_text().rpartition(")")[2].split()[19]
                     found.append((int(started), int(entry.name)))

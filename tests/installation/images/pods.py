@@ -17,16 +17,16 @@ _OWNERS: Final = ("StatefulSet", "Deployment")
 
 
 class Pods:
-    """The pods of a namespace, with its ConfigMaps and secrets. The secrets with certificates are made here."""
+    """The pods of a namespace, with its ConfigMaps and secrets. The secrets with certificates are created here."""
 
     def __init__(self, containers: Containers, images: dict[str, str], secrets: dict[str, dict[str, str]]) -> None:
-        """`images` are the images for those that the manifests name."""
+        """`images` maps image names of the manifests to local images."""
         self.containers = containers
         self.images = images
         self.config_maps: dict[str, dict[str, str]] = {}
         self._created: list[Pod] = []
         authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
-        # The names that brokers.yaml asks for.
+        # The names that brokers.yaml refers to.
         names = (f"*.coranto-brokers.{_NAMESPACE}.svc", "coranto")
         certificate = authority.issue_cert(*names, key_type=trustme.KeyType.ECDSA)
         self.secrets = {
@@ -63,7 +63,7 @@ class Pods:
         return pods
 
     def assert_nothing_written(self) -> None:
-        """Fail if a pod has written what a read-only file system refuses."""
+        """Fail if a pod has written to a path that is read-only in Kubernetes."""
         for pod in self._created:
             assert pod.has_read_only_files
             written = pod.container.written()
@@ -79,7 +79,7 @@ class Pods:
 
 
 class Pod:
-    """A pod of a StatefulSet or a Deployment, as a container. Services that select it lead to it, ready or not."""
+    """A pod of a StatefulSet or a Deployment, as a container. Services that select it route to it, ready or not."""
 
     def __init__(self, pods: Pods, owner: dict[str, Any], name: str, services: list[Any]) -> None:
         self.name, self._pods = name, pods
@@ -117,7 +117,7 @@ class Pod:
             self._environment[variable["name"]] = value
 
     def _mount(self, volume: dict[str, Any], name: str, target: str) -> None:
-        """Mount a secret or a ConfigMap, or else an empty folder: of the pod alone, or for a claim."""
+        """Mount a secret or a ConfigMap, or else an empty folder: for the pod alone, or for a claim."""
         if "secret" in volume:
             secret = volume["secret"]["secretName"]
             source = self._pods.folder(f"secret-{secret}", self._pods.secrets[secret])
@@ -131,7 +131,6 @@ class Pod:
         self.container.mount(source, target, read_only=True)
 
     def _expand(self, text: str) -> str:
-        """Replace `$(NAME)`, as Kubernetes does."""
         return re.sub(r"\$\((\w+)\)", lambda found: self._environment[found[1]], text)
 
     def start(self) -> None:

@@ -65,7 +65,7 @@ capabilities = ["APPEND"]
 selector = "name:prefix=shop/"
 """
 
-logging.getLogger("botocore").setLevel(logging.WARNING)  # Only the containers' log is of interest.
+logging.getLogger("botocore").setLevel(logging.WARNING)  # Only the containers' log is useful.
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def store_url() -> Iterator[str]:
 
 
 class Compose:
-    """The services of the compose file as containers. PostgreSQL and the S3 server run outside."""
+    """The services of the compose file as containers. PostgreSQL and the S3 server run on this machine."""
 
     def __init__(self, containers: Containers, folder: Path, s3: S3Server, store_url: str) -> None:
         self._containers = containers
@@ -138,7 +138,7 @@ class Compose:
                 self[name].assert_starting(deadline)
 
     def run(self, name: str) -> None:
-        """Run the command of a service that ends, again if it fails, as the file asks."""
+        """Run the command of a service that ends; retry a failure if the file says so."""
         assert COMPOSE[name]["restart"] == "on-failure"
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while (done := self[name].run(self.words(name), self.environment(name))).returncode:
@@ -146,7 +146,7 @@ class Compose:
 
 
 def succeed(container: Container, words: list[str], environment: dict[str, str], content: bytes = b"") -> bytes:
-    """Run a command, once: an append that is repeated may be there twice. Return its output."""
+    """Run a command once, because a repeated append may be duplicated. Return its output."""
     done = container.run(words, environment, input=content)
     assert done.returncode == 0, (done.stdout + done.stderr).decode()
     return done.stdout
@@ -157,7 +157,7 @@ def inspect(image: str, template: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_the_image_of_brokers_has_at_most_250_megabytes() -> None:
+def test_the_broker_image_has_at_most_250_megabytes() -> None:
     command = ["buildah", "images", "--no-trunc", "--format", "{{.ID}} {{.Size}}"]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = inspect(BROKER, "{{.FromImageID}}")
@@ -168,18 +168,18 @@ def test_the_image_of_brokers_has_at_most_250_megabytes() -> None:
 
 
 @pytest.mark.parametrize("image", [BROKER, FULL])
-def test_the_images_run_coranto_without_rights_of_root(image: str) -> None:
+def test_the_images_run_coranto_without_root(image: str) -> None:
     config = "{{.OCIv1.Config.Entrypoint}} {{.OCIv1.Config.User}} {{.OCIv1.Config.StopSignal}}"
     assert inspect(image, config) == "[coranto] 10001 SIGTERM"
 
 
-def test_the_compose_file_runs_loses_a_broker_and_upgrades_one(
+def test_the_compose_file_runs_survives_a_broker_and_upgrades_one(
     tmp_path: Path, s3: S3Server, store_url: str, containers: Containers
 ) -> None:
     cluster = Compose(containers, tmp_path, s3, store_url)
     cluster.start(*ETCDS)
     cluster.start(*BROKERS)
-    cluster.launch("dagster")  # As in the file, it waits for the first broker alone.
+    cluster.launch("dagster")  # As in the file, it waits only for the first broker.
     cluster.run("journals")
     cluster.start("consumer")
     cluster.run("shards")
@@ -274,7 +274,7 @@ def test_the_large_overlay_runs_with_journals_on_all_its_brokers(pods: Pods, con
         assert coranto(containers, "journals", "read", f"a/{each}") == f"{each}\n"
 
 
-def test_the_gateways_of_webhooks_commit_what_is_posted(pods: Pods, containers: Containers) -> None:
+def test_the_webhook_gateways_commit_posted_events(pods: Pods, containers: Containers) -> None:
     pods.secrets["coranto-webhooks"] = {"secret": "a secret\n"}
     pods.start(render(KUBERNETES / "overlays" / "small"))
     first, second = pods.start(render(KUBERNETES / "webhooks")).values()
@@ -336,7 +336,7 @@ def test_brokers_accept_a_providers_tokens_limit_callers_and_export_traces(pods:
         apply(containers, "shop/", "orders")
 
         def await_answers(expected: str, **claims: Any) -> None:
-            """Append in turn until the answers are as expected."""
+            """Append repeatedly until the answers are as expected."""
             url = "https://broker-a-0.coranto-brokers.default.svc:8083/shop/orders"
             words = ["python", "-c", PUT, url, provider.token(**claims), TRACE]
             deadline = time.monotonic() + TIMEOUT_SECONDS
