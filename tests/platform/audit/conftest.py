@@ -1,4 +1,4 @@
-"""Journals on brokers in virtual time, with damage that tests plant, and audits of them."""
+"""Journals on brokers in virtual time, damage that tests inject, and audits of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REPLICATIONS = pytest.mark.parametrize("replication", [1, 3])
 
 
 class Damaged:
-    """A journal with seven appends on brokers, the last of them not stored, and what tests do to it."""
+    """A journal with seven appends on brokers, the last of them not stored, and operations that damage it."""
 
     def __init__(self, cluster: Cluster, replication: int) -> None:
         self.cluster = cluster
@@ -60,7 +60,7 @@ class Damaged:
         return await run_checks(selector, [check], depth=check._options.depth, clock=self.clock)
 
     async def audit_with(self, memory: AuditMemory, selector: str = f"name={J}") -> Report:
-        """Audit with records in this memory, and none elsewhere."""
+        """Audit with records in this memory only."""
         check = JournalsCheck(
             self.client, self.stores, selector, AuditOptions(), clock=self.clock, memory=memory, at_replicas=False
         )
@@ -92,7 +92,7 @@ class Damaged:
         await self.client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
 
     async def label(self, pairs: Mapping[str, str]) -> None:
-        """Give the journal these labels and no others."""
+        """Replace the labels of the journal."""
         (info,) = (await self.client.list(f"name={J}")).journals
         info.spec.labels.CopyFrom(label_set(pairs))
         await self.client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
@@ -128,7 +128,7 @@ def play() -> Play:
 
 
 def kinds(report: Report) -> set[Kind]:
-    """The kinds of a report's errors and warnings."""
+    """Return the kinds of a report's errors and warnings."""
     return {each.kind for each in report.findings if each.severity is not Severity.INFO}
 
 

@@ -1,4 +1,4 @@
-"""Reports for tests: of the findings that a test gives."""
+"""Reports of given findings, for tests."""
 
 from __future__ import annotations
 

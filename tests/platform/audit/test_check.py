@@ -10,7 +10,7 @@ from coranto.errors import SqlStoreError
 from tests.platform.audit.reports import FIRST, LOST, OLD, Gives, report_of
 
 
-async def test_the_gravest_findings_come_first_and_subjects_join_the_facts_of_all_checks() -> None:
+async def test_findings_are_sorted_by_severity_and_subjects_merge_the_facts_of_all_checks() -> None:
     report = await report_of(FIRST, OLD, LOST)
     assert list(report.findings) == [LOST, OLD, FIRST]
     assert report.subjects == {"a/a": {"head": 3, "begin": 0}, "a/b": {"head": 10}}
@@ -27,7 +27,7 @@ async def test_only_errors_make_a_report_unsound() -> None:
     assert not joined.sound
 
 
-async def test_a_check_that_fails_hides_no_other_s_findings() -> None:
+async def test_a_failed_check_hides_no_findings_of_other_checks() -> None:
     class Fails:
         name = "consumer"
 
@@ -38,8 +38,8 @@ async def test_a_check_that_fails_hides_no_other_s_findings() -> None:
     for checks in ([journals, Fails()], [Fails(), journals]):
         report = await run_checks("all journals", checks)
         assert report.kinds() == {Kind.CONTENT_LOST, Kind.NOT_EXAMINED}
-        (told,) = report.of(Subject.selector("all journals"))
-        assert "`consumer` could not examine anything: the database has gone away" in told.message
+        (text,) = report.of(Subject.selector("all journals"))
+        assert "`consumer` could not examine anything: the database has gone away" in text.message
         assert not report.sound
         assert report.subjects
     with pytest.raises(SqlStoreError):

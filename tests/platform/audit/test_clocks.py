@@ -52,7 +52,7 @@ def test_an_audit_by_a_wrong_clock_records_the_brokers_time(play: Play, skew: fl
 def test_a_record_from_the_future_hides_no_later_one(
     play: Play, monkeypatch: pytest.MonkeyPatch, witnessed: bool
 ) -> None:
-    """Brokers that do not tell their time cannot correct a clock."""
+    """Brokers that do not report their time cannot correct a clock."""
 
     async def story(journal: Damaged) -> None:
         memory = None if witnessed else StoreMemory(journal.stores.get(STORE_URL))
@@ -63,7 +63,7 @@ def test_a_record_from_the_future_hides_no_later_one(
                 return replace(await heads(self, selector), broker_time=0.0)
 
             patched.setattr(JournalClient, "heads", without_time)
-            for _ in range(9):  # More than are kept.
+            for _ in range(9):  # More than the number of kept records.
                 assert (await audit(journal, DAY, memory)).sound
         journal.delete(journal.objects[0].fragment)
         await journal.later()
@@ -77,8 +77,8 @@ def test_a_record_from_the_future_hides_no_later_one(
     play(1, story)
 
 
-def test_a_clock_is_ahead_by_what_a_slow_answer_does_not_explain() -> None:
-    assert seconds_ahead(100.0, 101.0, 0.0) == 0.0, "the broker does not tell its time"
+def test_a_slow_answer_is_not_taken_for_clock_skew() -> None:
+    assert seconds_ahead(100.0, 101.0, 0.0) == 0.0, "the broker does not report its time"
     assert seconds_ahead(100.0, 160.0, 130.0) == 0.0
     assert seconds_ahead(100.0, 101.0, 100.0 - CLOCK_SECONDS) == 0.0
     assert seconds_ahead(100.0, 101.0, 80.0) == 21.0

@@ -15,28 +15,28 @@ from coranto.fragments.stores import FragmentStore, StoreRegistry
 from coranto.testing.fake_broker import FakeBroker
 
 
-class Away:
-    """Stores of which none can be used."""
+class UnavailableStores:
+    """Stores that always fail."""
 
-    asked = 0
+    requests = 0
 
     def get(self, url: str) -> FragmentStore:
-        self.asked += 1
-        raise StoreError(f"{url} is away")
+        self.requests += 1
+        raise StoreError(f"{url} is unavailable")
 
 
 spans = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)).map(lambda each: (each[0], sum(each))))
 
 
 @given(spans, st.integers(0, 30), st.integers(0, 30))
-def test_what_is_uncovered_is_exactly_what_no_span_has(found: list[tuple[int, int]], first: int, length: int) -> None:
+def test_uncovered_offsets_are_those_that_no_span_has(found: list[tuple[int, int]], first: int, length: int) -> None:
     gaps = uncovered(found, first, first + length)
     missing = {at for at in range(first, first + length) if not any(begin <= at < end for begin, end in found)}
     assert {at for begin, end in gaps for at in range(begin, end)} == missing
     assert gaps == sorted(gaps)
 
 
-async def test_missing_and_changed_objects_are_named_and_their_offsets_uncovered(tmp_path: Path) -> None:
+async def test_missing_and_changed_objects_leave_their_offsets_uncovered(tmp_path: Path) -> None:
     async with FakeBroker() as broker, JournalClient(broker.endpoint) as client:
         journal = broker.create("a/journal")
         for content in (b"first", b"second", b"third"):
@@ -56,16 +56,16 @@ async def test_missing_and_changed_objects_are_named_and_their_offsets_uncovered
         assert damaged.gaps == ((0, 11),)
 
 
-async def test_a_store_that_cannot_be_used_is_asked_once(tmp_path: Path) -> None:
+async def test_an_unavailable_store_gets_one_request(tmp_path: Path) -> None:
     async with FakeBroker() as broker, JournalClient(broker.endpoint) as client:
         journal = broker.create("a/journal")
         for content in (b"first", b"second"):
             await client.append("a/journal", content)
             journal.roll(tmp_path)
         broken: set[str] = set()
-        stores = Away()
+        stores = UnavailableStores()
         found = await audit_journal(client, cast(StoreRegistry, stores), "a/journal", broken=broken)
-        assert stores.asked == 1
+        assert stores.requests == 1
         assert [each.status for each in found.fragments] == [AuditStatus.UNREADABLE] * 2
         assert "could not be used just now" in found.fragments[1].problem
         assert broken == {journal.stored[0].fragment.backing_store}

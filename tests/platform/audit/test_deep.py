@@ -1,4 +1,4 @@
-"""Deep audits: content that differs, within a budget, and content that was given out twice."""
+"""Deep audits: changed content, within a budget, and offsets that were assigned twice."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from tests.platform.audit.conftest import LENGTH, REPLICATIONS, Damaged, J, Play
 
 
 @REPLICATIONS
-def test_a_flipped_byte_in_a_stored_fragment_is_found_by_a_deep_audit_and_remembered(
-    play: Play, replication: int
-) -> None:
+def test_a_deep_audit_finds_and_records_a_flipped_byte_in_a_stored_fragment(play: Play, replication: int) -> None:
     async def story(journal: Damaged) -> None:
         assert (await journal.deep()).sound
         stored = journal.objects[2]
@@ -28,14 +26,14 @@ def test_a_flipped_byte_in_a_stored_fragment_is_found_by_a_deep_audit_and_rememb
         assert {Kind.CONTENT_DIFFERS, Kind.CONTENT_LOST} <= kinds(cheap)
         assert not (await journal.deep(budget=1)).sound
         journal.put(stored.fragment, stored.data)
-        assert not kinds(await journal.deep(budget=1))  # What was bad is read first.
+        assert not kinds(await journal.deep(budget=1))  # Bad fragments are read first.
         assert not kinds(await journal.audit())
 
     play(replication, story)
 
 
 @pytest.mark.parametrize("seen_low", [True, False])
-def test_offsets_that_are_given_out_twice_are_found(play: Play, seen_low: bool) -> None:
+def test_offsets_that_were_assigned_twice_are_found(play: Play, seen_low: bool) -> None:
     async def story(journal: Damaged) -> None:
         assert (await journal.audit()).sound
         await journal.cluster.kill(0, expire=True)
@@ -56,7 +54,7 @@ def test_offsets_that_are_given_out_twice_are_found(play: Play, seen_low: bool) 
     play(1, story)
 
 
-def test_deep_audits_rotate_over_everything_within_their_budget(play: Play) -> None:
+def test_deep_audits_rotate_over_all_content_within_their_budget(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         read: list[int] = []
         for _ in range(3):

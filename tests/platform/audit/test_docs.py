@@ -1,4 +1,4 @@
-"""The page of audits names every kind of finding."""
+"""The page of audits explains every kind of finding."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ def kinds(selected: list[pb.JournalSpec], others: list[pb.JournalSpec] | None = 
     return [(each.subject.name, each.kind) for each in fork_findings(selected, others or [])]
 
 
-def test_a_fork_and_its_source_fit() -> None:
+def test_a_consistent_fork_and_source_have_no_finding() -> None:
     assert kinds([HELD, MADE]) == kinds([HELD], [MADE]) == kinds([MADE], [HELD]) == kinds([SOURCE]) == []
 
 
-def test_forks_without_a_hold_and_holds_without_a_fork_are_told() -> None:
+def test_forks_without_a_hold_and_holds_without_a_fork_are_reported() -> None:
     assert kinds([HELD, FORMING]) == [("b", Kind.FORK_FORMING)]
     assert kinds([SOURCE, MADE]) == [("b", Kind.FORK_UNHELD)]
     assert kinds([MADE]) == [("b", Kind.FORK_UNHELD)]
@@ -31,7 +31,7 @@ def test_forks_without_a_hold_and_holds_without_a_fork_are_told() -> None:
     assert kinds([HELD, pb.JournalSpec(name="b")]) == [("a", Kind.FORK_HOLD_STALE)]
 
 
-def test_labels_that_cannot_be_read_are_told() -> None:
+def test_unreadable_labels_are_reported() -> None:
     bad = pb.JournalSpec(name="b", labels=labels.label_set({labels.FORK_OF: "a", labels.FORK_BEGIN: "x"}))
     odd = pb.JournalSpec(name="a", labels=labels.label_set({labels.FORK_HOLD: "x"}))
     assert kinds([bad]) == [("b", Kind.FORK_UNHELD)]

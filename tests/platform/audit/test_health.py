@@ -1,4 +1,4 @@
-"""Brokers and stores that do not do their work at the moment of an audit."""
+"""Brokers and stores that fail during an audit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.platform.audit.conftest import PIECE, REPLICATIONS, Damaged, J, Play,
 
 
 @REPLICATIONS
-def test_a_broker_that_is_away_is_missed(play: Play, replication: int) -> None:
+def test_a_broker_that_is_down_is_reported(play: Play, replication: int) -> None:
     async def story(journal: Damaged) -> None:
         assert (await journal.audit()).sound
         if replication == 1:
@@ -37,7 +37,7 @@ def test_a_broker_that_is_away_is_missed(play: Play, replication: int) -> None:
 
 
 @pytest.mark.parametrize(("unmet", "sound"), [("refuse", False), ("accept", True)])
-def test_acknowledgements_below_the_demand_are_named(play: Play, unmet: str, sound: bool) -> None:
+def test_acknowledgements_below_the_demand_are_reported(play: Play, unmet: str, sound: bool) -> None:
     async def story(journal: Damaged) -> None:
         await journal.label({ACK_ZONES: "2", ACK_UNMET: unmet})  # All brokers are in one zone.
         if unmet == "accept":
@@ -56,7 +56,7 @@ def test_acknowledgements_below_the_demand_are_named(play: Play, unmet: str, sou
     play(3, story)
 
 
-def test_content_that_waits_too_long_for_its_store_is_named(play: Play) -> None:
+def test_content_that_waits_too_long_for_its_store_is_reported(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         await journal.change(flush_interval=Duration(seconds=60))
         await journal.fill(1)

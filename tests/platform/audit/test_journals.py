@@ -1,4 +1,4 @@
-"""Audits of whole journals: sound ones, none, ones of a store that is away, and ones in use."""
+"""Audits of whole journals: sound ones, no journals, an unavailable store, and journals in use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.platform.audit.conftest import LENGTH, PIECE, REPLICATIONS, Damaged, 
 
 
 @REPLICATIONS
-def test_a_sound_journal_is_sound_again_and_again(play: Play, replication: int) -> None:
+def test_repeated_audits_find_a_sound_journal_sound(play: Play, replication: int) -> None:
     async def story(journal: Damaged) -> None:
         first = await journal.audit()
         assert first.sound
@@ -38,7 +38,7 @@ def test_a_selector_without_journals_fails_unless_declared(play: Play) -> None:
 
 
 @REPLICATIONS
-def test_a_store_that_is_away_for_a_minute(play: Play, replication: int) -> None:
+def test_a_store_that_is_unavailable_for_a_minute_is_not_reported_as_losses(play: Play, replication: int) -> None:
     async def story(journal: Damaged) -> None:
         assert (await journal.audit()).sound
         journal.world.store.faults.refuse = 1.0
@@ -57,7 +57,7 @@ def test_a_store_that_is_away_for_a_minute(play: Play, replication: int) -> None
 
 
 @REPLICATIONS
-def test_appends_and_retention_under_way_are_no_loss(play: Play, replication: int) -> None:
+def test_concurrent_appends_and_retention_are_not_reported_as_losses(play: Play, replication: int) -> None:
     async def story(journal: Damaged) -> None:
         await journal.change(retention=Duration(seconds=20))
         ended = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The damage table: each kind of damage to a journal, what an audit says at once, and after the index was refreshed."""
+"""The damage table: each kind of damage to a journal, and its findings before and after an index refresh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.platform.audit.conftest import LENGTH, PIECE, REPLICATIONS, Damaged, 
 @REPLICATIONS
 @pytest.mark.parametrize("which", ["first", "middle", "last", "all"])
 @pytest.mark.parametrize("known", [True, False])
-def test_deleted_fragments_are_missed_at_once_and_for_good(
+def test_deleted_fragments_are_reported_immediately_and_permanently(
     play: Play, replication: int, which: str, known: bool
 ) -> None:
     async def story(journal: Damaged) -> None:
@@ -49,7 +49,7 @@ def test_deleted_fragments_are_missed_at_once_and_for_good(
 
 
 @REPLICATIONS
-def test_losses_before_the_first_audit_that_no_index_names_are_not_passed_over(play: Play, replication: int) -> None:
+def test_losses_before_the_first_audit_are_reported_although_no_index_has_them(play: Play, replication: int) -> None:
     async def story(journal: Damaged) -> None:
         journal.delete(*(each.fragment for each in journal.objects[:2]))
         await journal.later()
@@ -70,7 +70,7 @@ def test_losses_before_the_first_audit_that_no_index_names_are_not_passed_over(p
 
 
 @REPLICATIONS
-def test_all_brokers_disks_wiped(play: Play, replication: int) -> None:
+def test_wiping_the_disks_of_all_brokers_is_reported(play: Play, replication: int) -> None:
     async def story(journal: Damaged) -> None:
         assert (await journal.audit()).sound
         everybody = range(replication)
@@ -82,7 +82,7 @@ def test_all_brokers_disks_wiped(play: Play, replication: int) -> None:
         report = await journal.audit()
         assert {Kind.HEAD_FELL, Kind.CONTENT_LOST, Kind.CONSISTENCY_LOST} <= kinds(report)
         assert one(report, Kind.CONTENT_LOST)["spans"] == [[journal.head - LENGTH, journal.head]]
-        # The operator resets the head, and the journal goes on. What was lost stays lost, also beyond the old head.
+        # The operator resets the head, and appends continue. Lost content stays lost, also beyond the old head.
         head = one(report, Kind.HEAD_FELL)["head"]
         assert isinstance(head, int)
         await journal.client.append(J, b"", offset=head, suspend=Suspend.KEEP)
@@ -98,7 +98,7 @@ def test_all_brokers_disks_wiped(play: Play, replication: int) -> None:
     play(replication, story)
 
 
-def test_one_of_three_disks_wiped_heals(play: Play) -> None:
+def test_one_wiped_disk_of_three_recovers(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         assert (await journal.audit()).sound
         await journal.cluster.kill(1)
@@ -112,7 +112,7 @@ def test_one_of_three_disks_wiped_heals(play: Play) -> None:
 
 
 @REPLICATIONS
-def test_a_journal_that_was_deleted_is_missed_and_one_made_again_is_known(play: Play, replication: int) -> None:
+def test_deleted_and_recreated_journals_are_reported(play: Play, replication: int) -> None:
     async def story(journal: Damaged) -> None:
         await journal.cluster.create(journal.spec("shop/refunds"))
         assert (await journal.audit()).sound
@@ -171,7 +171,7 @@ def test_a_gap_that_was_accepted_and_then_filled_is_not_accepted_again(play: Pla
         assert not (await journal.audit(accept="it was cursed")).sound
         await journal.later()
         assert not kinds(await journal.audit())
-        journal.put(middle.fragment, middle.data)  # Somebody has found a copy.
+        journal.put(middle.fragment, middle.data)  # Restored from a copy.
         await journal.later()
         assert not kinds(await journal.audit())
         journal.delete(middle.fragment)

@@ -16,7 +16,7 @@ HOUR = 3600.0
 
 
 def known(begin: int, end: int, age: float | None = None) -> KnownFragment:
-    """A fragment that was stored `age` seconds ago, or that only brokers had."""
+    """Return a fragment that was stored `age` seconds ago, or that only brokers had."""
     return KnownFragment(begin, end, f"{begin:020x}{end:020x}", 0 if age is None else int(NOW - age))
 
 
@@ -25,7 +25,7 @@ def expected(*fragments: KnownFragment, retention: float = 0.0, head: int = 0, s
     return Expected(0, head, fragments, NOW - seen, retention)
 
 
-def test_everything_that_is_there_is_not_lost() -> None:
+def test_present_content_is_not_lost() -> None:
     assert lost(expected(known(0, 10, 99), known(10, 20, 9)), [(0, 10), (10, 20)], 20, NOW) == []
 
 
@@ -37,7 +37,7 @@ def test_without_retention_every_gap_is_a_loss() -> None:
     assert lost(wanted, [], 0, NOW) == [(0, 30)]
 
 
-def test_retention_excuses_old_fragments_at_the_beginning_alone() -> None:
+def test_retention_explains_only_old_fragments_at_the_beginning() -> None:
     wanted = expected(known(0, 10, 3 * HOUR), known(10, 20, 2 * HOUR), known(20, 30, 5), retention=HOUR)
     assert lost(wanted, [(20, 30)], 30, NOW) == []
     assert lost(wanted, [(10, 30)], 30, NOW) == []
@@ -47,29 +47,29 @@ def test_retention_excuses_old_fragments_at_the_beginning_alone() -> None:
     assert lost(young, [(10, 20)], 20, NOW) == [(0, 10)]
 
 
-def test_the_fragment_that_reaches_furthest_is_never_excused() -> None:
+def test_retention_never_explains_the_loss_of_the_last_fragment() -> None:
     wanted = expected(known(0, 10, 3 * HOUR), known(10, 20, 2 * HOUR), retention=HOUR)
     assert lost(wanted, [], 0, NOW) == [(10, 20)]
 
 
-def test_content_that_no_audit_has_seen_is_as_old_as_the_last_audit_at_most() -> None:
+def test_content_unknown_to_audits_is_no_older_than_the_last_audit() -> None:
     wanted = expected(known(0, 10, 3 * HOUR), retention=HOUR, head=30, seen=2 * HOUR)
     assert lost(wanted, [(20, 30)], 30, NOW) == []
     wanted = expected(known(0, 10, 3 * HOUR), retention=HOUR, head=30, seen=HOUR / 2)
     assert lost(wanted, [(20, 30)], 30, NOW) == [(10, 20)]
 
 
-def test_what_was_missed_before_does_not_become_right_with_time() -> None:
+def test_a_known_loss_stays_a_loss_when_its_retention_ends() -> None:
     missed = known(0, 10, 9 * HOUR)._replace(lost_since=NOW - HOUR)
     assert lost(expected(missed, known(10, 20, 5), retention=HOUR), [(10, 20)], 20, NOW) == [(0, 10)]
 
 
-def test_the_shortest_retention_counts_and_none_is_the_longest() -> None:
+def test_the_shortest_retention_applies_and_no_retention_is_the_longest() -> None:
     assert shortest(0.0, 5.0, -1.0, 3.0) == 3.0
     assert shortest(0.0, -1.0) == 0.0
 
 
-def test_spans_are_joined() -> None:
+def test_overlapping_and_adjacent_spans_are_merged() -> None:
     assert merged([(5, 9), (0, 2), (2, 4), (8, 12), (3, 3)]) == [(0, 4), (5, 12)]
 
 
@@ -78,15 +78,15 @@ ages = st.lists(st.integers(0, 4 * int(HOUR)), min_size=12, max_size=12)
 
 
 @given(edges, ages, st.sampled_from([HOUR / 2, HOUR, 2 * HOUR]))
-def test_whatever_retention_removes_is_not_lost(cuts: list[int], times: list[int], retention: float) -> None:
+def test_content_that_retention_removes_is_not_lost(cuts: list[int], times: list[int], retention: float) -> None:
     """Brokers and audits follow the same rule."""
     spans = list(zip([0, *cuts], cuts, strict=False))
     stored = [
         Fragment("a/journal", begin, end, bytes(20), Codec.NONE, "file:///", int(NOW) - age)
         for (begin, end), age in zip(spans, times, strict=False)
     ]
-    gone = expired(stored, retention, NOW)
-    left = [(each.begin, each.end) for each in stored if each not in gone]
+    removed = expired(stored, retention, NOW)
+    left = [(each.begin, each.end) for each in stored if each not in removed]
     wanted = expected(
         *(KnownFragment(e.begin, e.end, f"{e.begin:040x}", e.mod_time) for e in stored), retention=retention
     )
@@ -94,14 +94,16 @@ def test_whatever_retention_removes_is_not_lost(cuts: list[int], times: list[int
 
 
 @given(edges, ages, st.data())
-def test_nothing_younger_than_retention_may_go(cuts: list[int], times: list[int], data: st.DataObject) -> None:
+def test_fragments_younger_than_the_retention_must_not_be_missing(
+    cuts: list[int], times: list[int], data: st.DataObject
+) -> None:
     spans = list(zip([0, *cuts], cuts, strict=False))
     fragments = [known(begin, end, age) for (begin, end), age in zip(spans, times, strict=False)]
-    gone = data.draw(st.sampled_from(fragments))
-    left = [(each.begin, each.end) for each in fragments if each is not gone]
+    removed = data.draw(st.sampled_from(fragments))
+    left = [(each.begin, each.end) for each in fragments if each is not removed]
     found = lost(expected(*fragments, retention=HOUR), left, max((end for _, end in left), default=0), NOW)
-    age = NOW - gone.mod_time
-    if age < HOUR - CLOCK_SECONDS or gone.begin > 0 or gone is fragments[-1]:
-        assert found == [(gone.begin, gone.end)]
+    age = NOW - removed.mod_time
+    if age < HOUR - CLOCK_SECONDS or removed.begin > 0 or removed is fragments[-1]:
+        assert found == [(removed.begin, removed.end)]
     else:
         assert found == []

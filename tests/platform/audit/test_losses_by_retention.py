@@ -12,7 +12,7 @@ from tests.platform.audit.conftest import LENGTH, REPLICATIONS, Damaged, J, Play
 
 
 @REPLICATIONS
-def test_retention_removes_what_is_old_and_nobody_minds(play: Play, replication: int) -> None:
+def test_removals_by_retention_are_not_reported(play: Play, replication: int) -> None:
     async def story(journal: Damaged) -> None:
         await journal.change(retention=Duration(seconds=3600))
         assert (await journal.audit()).sound
@@ -20,7 +20,7 @@ def test_retention_removes_what_is_old_and_nobody_minds(play: Play, replication:
         await journal.fill(5)
         assert journal.objects[0].fragment.begin > 0
         assert not kinds(await journal.audit())
-        # What it should have kept is missed.
+        # A missing fragment within the retention is reported.
         journal.delete(journal.objects[-2].fragment)
         for _ in range(2):
             assert not (await journal.audit()).sound
@@ -29,7 +29,7 @@ def test_retention_removes_what_is_old_and_nobody_minds(play: Play, replication:
     play(replication, story)
 
 
-def test_retention_does_not_excuse_what_it_would_keep(play: Play) -> None:
+def test_losses_within_the_retention_are_reported(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         await journal.change(retention=Duration(seconds=3600))
         assert (await journal.audit()).sound
@@ -37,14 +37,14 @@ def test_retention_does_not_excuse_what_it_would_keep(play: Play) -> None:
         for _ in range(2):
             assert one(await journal.audit(), Kind.CONTENT_LOST)["retention_seconds"] == 3600.0
             await journal.later()
-        # Getting old later does not make it right.
+        # The end of its retention does not change that.
         await asyncio.sleep(3700)
         assert Kind.CONTENT_LOST in kinds(await journal.audit())
 
     play(1, story)
 
 
-def test_old_fragments_may_not_all_go(play: Play) -> None:
+def test_losing_all_old_fragments_is_reported(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         await journal.change(retention=Duration(seconds=1 << 24))
         assert (await journal.audit()).sound
@@ -54,7 +54,7 @@ def test_old_fragments_may_not_all_go(play: Play) -> None:
         journal.delete(*(each.fragment for each in journal.objects))
         await asyncio.sleep(60)
         found = one(await journal.audit(), Kind.CONTENT_LOST)
-        # Retention always keeps what reaches furthest. The sixth fragment was that when the last audit looked.
+        # Retention always keeps the last fragment, which was the sixth one at the last audit.
         assert found["spans"] == [[5 * LENGTH, 7 * LENGTH]]
 
     play(1, story)
@@ -79,7 +79,7 @@ def test_retention_shortened_and_lengthened_again_is_reported(play: Play) -> Non
     play(1, story)
 
 
-def test_a_journal_of_which_nothing_is_stored_is_not_excused_by_retention(play: Play) -> None:
+def test_retention_does_not_explain_a_journal_without_stored_content(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         await journal.change(retention=Duration(seconds=3600))
         journal.delete(*(each.fragment for each in journal.objects))

@@ -13,7 +13,7 @@ from coranto.wire import protocol_pb2 as pb
 from tests.platform.audit.conftest import Damaged, J, Play, kinds
 
 
-def test_lost_records_are_not_passed_over(play: Play) -> None:
+def test_lost_records_are_reported(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         memory = StoreMemory(journal.stores.get(STORE_URL))
         assert (await journal.audit_with(memory)).sound
@@ -34,7 +34,7 @@ def test_lost_records_are_not_passed_over(play: Play) -> None:
     play(1, story)
 
 
-def test_records_are_found_when_another_store_is_put_first(play: Play) -> None:
+def test_records_are_found_after_another_store_becomes_the_first(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         assert (await journal.audit()).sound
         (info,) = (await journal.client.list(f"name={J}")).journals
@@ -49,7 +49,7 @@ def test_records_are_found_when_another_store_is_put_first(play: Play) -> None:
     play(1, story)
 
 
-def test_a_record_that_is_dated_ahead_is_not_trusted_in_silence(play: Play) -> None:
+def test_a_record_dated_in_the_future_is_reported(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         assert (await journal.audit()).sound
         notes = journal.world.store.notes

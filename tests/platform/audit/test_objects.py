@@ -1,4 +1,4 @@
-"""Stored objects of wrong names or lengths, and ones that nobody knows."""
+"""Stored objects with wrong names or lengths, and unknown ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_truncated_fragment_is_found_by_its_length(play: Play, replication: in
     play(replication, story)
 
 
-def test_objects_of_wrong_names_are_named(play: Play) -> None:
+def test_objects_with_wrong_names_are_reported(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         assert (await journal.audit()).sound
         sound = journal.objects[0]
@@ -32,7 +32,7 @@ def test_objects_of_wrong_names_are_named(play: Play) -> None:
         found = one(await journal.audit(), Kind.CONTENT_REPLACED)
         assert found["span"] == [0, LENGTH]
         assert Kind.CONTENT_DIFFERS in kinds(await journal.deep())
-        # If the right one of the two is removed, content is lost.
+        # Removing the right one of the two loses content.
         journal.delete(sound.fragment)
         for _ in range(2):
             assert not (await journal.audit()).sound
@@ -50,7 +50,7 @@ def test_objects_of_wrong_names_are_named(play: Play) -> None:
 
 
 @REPLICATIONS
-def test_an_object_beyond_the_head_loses_consistency(play: Play, replication: int) -> None:
+def test_an_object_beyond_the_head_is_reported_as_lost_consistency(play: Play, replication: int) -> None:
     async def story(journal: Damaged) -> None:
         assert (await journal.audit()).sound
         beyond = Fragment(J, 1 << 30, (1 << 30) + 4, sum_of(b"fake"), journal.objects[0].fragment.codec)

@@ -1,4 +1,4 @@
-"""Fragments as audits remember them, and files that cannot hold what their names say."""
+"""Fragments as audits record them, and files whose length contradicts their names."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def test_a_record_names_the_file_of_a_fragment() -> None:
     assert not known(LIVE).stored
 
 
-def test_a_file_that_is_too_long_for_its_name_is_no_content() -> None:
+def test_a_file_that_is_too_long_for_its_name_is_not_content() -> None:
     assert plausible([replace(LIVE, backing_store="s3://b/", file_bytes=4)]).stored == []
     assert plausible([replace(LIVE, backing_store="s3://b/", file_bytes=3), LIVE]).implausible == []

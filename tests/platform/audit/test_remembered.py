@@ -1,4 +1,4 @@
-"""Records of audits: as files have them, and their digests."""
+"""Records of audits: their files, and their digests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record(name: str, at: float = 1.0, known: list[KnownFragment] | None = None)
 
 
 @given(fragments)
-def test_records_survive_their_file(known: list[KnownFragment]) -> None:
+def test_records_round_trip_through_a_file(known: list[KnownFragment]) -> None:
     records = {name: record(name, known=known) for name in ("a/one", "a/two")}
     assert decode(encode(records)).journals == records
 
@@ -61,13 +61,13 @@ def test_records_of_earlier_versions_have_no_numbers_and_no_files() -> None:
         (b'{"journals": {}, "format": %d}' % (FORMAT + 1), f"this version reads up to {FORMAT}"),
     ],
 )
-def test_files_that_hold_no_records_or_later_ones_are_refused(content: bytes, problem: str) -> None:
+def test_files_without_records_or_of_a_later_format_are_refused(content: bytes, problem: str) -> None:
     with pytest.raises(CorruptData, match=problem):
         decode(content)
 
 
 @given(fragments)
-def test_a_digest_is_of_offsets_and_sums_in_any_order(known: list[KnownFragment]) -> None:
+def test_a_digest_depends_on_offsets_and_sums_but_not_on_their_order(known: list[KnownFragment]) -> None:
     turned = [each._replace(mod_time=each.mod_time + 1) for each in reversed(known)]
     assert digest_of(turned) == digest_of(known)
     assert digest_of([*known, KnownFragment(0, 200, "cc")]) != digest_of(known)
@@ -75,12 +75,12 @@ def test_a_digest_is_of_offsets_and_sums_in_any_order(known: list[KnownFragment]
     assert digest_of_registers(label_set(author="1")) != digest_of_registers(label_set(author="2"))
 
 
-def test_the_latest_record_of_each_journal_counts() -> None:
+def test_the_latest_record_of_each_journal_applies() -> None:
     early, late = {"a/one": record("a/one", 1.0), "a/two": record("a/two", 5.0)}, {"a/one": record("a/one", 2.0)}
     assert newest([early, late]) == newest([late, early]) == {"a/one": late["a/one"], "a/two": early["a/two"]}
 
 
-def test_the_word_of_who_accepts_losses_is_kept_beside_earlier_ones() -> None:
+def test_reasons_for_accepted_losses_are_kept_with_earlier_ones() -> None:
     first = accepted(record("a/one"), record("a/one", 2.0), "it was meant", ["content-lost"], 2.0)
     second = accepted(first, replace(record("a/one"), at=3.0), "again", [], 3.0)
     assert [each.reason for each in second.accepted] == ["it was meant", "again"]

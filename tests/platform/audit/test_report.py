@@ -1,4 +1,4 @@
-"""Reports survive their JSON, and what is none is refused."""
+"""Reports round-trip through JSON, and other documents are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coranto.errors import InvalidInput
 from tests.platform.audit.reports import FIRST, LOST, OLD, report_of
 
 
-async def test_a_report_survives_its_json() -> None:
+async def test_a_report_round_trips_through_json() -> None:
     report = await report_of(FIRST, OLD, LOST)
     assert Report.from_json(report.to_json()) == report
     assert Report.from_json(report.to_json(indent=2).encode()) == report
@@ -33,6 +33,6 @@ async def test_a_report_of_a_later_version_is_refused(change: dict[str, object],
 
 
 @pytest.mark.parametrize("text", ["", "nothing", "[]", "{}", "null"])
-def test_other_text_is_no_report(text: str) -> None:
+def test_text_that_is_not_a_report_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="not a report"):
         Report.from_json(text)

@@ -1,4 +1,4 @@
-"""Signed records of audits: what somebody without a key can change in them does not pass."""
+"""Signed records of audits: changes without the key are detected."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def problems(report: Report) -> set[Kind]:
 
 
 def forge(content: bytes, journal: Damaged) -> bytes:
-    """Return records with plausible times that no longer know of the first fragment."""
+    """Return records with plausible times that omit the first fragment."""
     (record,) = decode(gzip.decompress(content)).journals.values()
-    (first, *others) = sorted(record.fragments)
+    (first, *rest) = sorted(record.fragments)
     assert first.key[:2] == (journal.objects[0].fragment.begin, journal.objects[0].fragment.end)
-    return gzip.compress(encode({J: replace(record, first=first.end, fragments=others)}))
+    return gzip.compress(encode({J: replace(record, first=first.end, fragments=rest)}))
 
 
 @pytest.mark.parametrize("keys", [None, KEYS])
@@ -52,7 +52,7 @@ def test_a_forged_record_hides_a_loss_unless_there_is_a_key(play: Play, keys: Ke
     play(1, story)
 
 
-def test_a_signed_record_is_refused_if_it_was_changed_renamed_or_signed_by_another_key(play: Play) -> None:
+def test_a_changed_renamed_or_foreign_signed_record_is_refused(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         notes = journal.world.store.notes
         assert (await audit(journal)).sound
@@ -68,9 +68,9 @@ def test_a_signed_record_is_refused_if_it_was_changed_renamed_or_signed_by_anoth
             later: content,
             f"{later[:-8]}.json.gz": Seal(Keys.parse(OTHER)).close(plain, f"{later.rpartition('/')[2][:-8]}.json.gz"),
         }
-        for where, what in planted.items():
+        for where, data in planted.items():
             before = dict(notes)
-            notes[where] = at, what
+            notes[where] = at, data
             report = await audit(journal)
             assert problems(report) == {Kind.MEMORY_DAMAGED}, where
             notes.clear()
@@ -94,7 +94,7 @@ def test_keys_are_introduced_over_records_without_signatures(play: Play) -> None
     play(1, story)
 
 
-def test_an_audit_without_a_key_leaves_signed_records_alone(play: Play) -> None:
+def test_an_audit_without_a_key_does_not_change_signed_records(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         assert (await audit(journal)).sound
         before = dict(journal.world.store.notes)
@@ -104,7 +104,7 @@ def test_an_audit_without_a_key_leaves_signed_records_alone(play: Play) -> None:
     play(1, story)
 
 
-def test_only_keys_seal() -> None:
+def test_only_keys_sign_records() -> None:
     assert Seal.of(KEYS).keys is KEYS
     assert Seal.of(BearerToken.parse("a.b.c")).keys is None
     assert Seal.of(None).close(b"{}", "one") == b"{}"

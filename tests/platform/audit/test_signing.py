@@ -34,7 +34,7 @@ async def test_a_changed_report_is_refused() -> None:
         verify_report(f"{header}.{changed}.{signature}", KEYS)
 
 
-async def test_a_report_that_somebody_else_signed_is_refused() -> None:
+async def test_a_report_signed_with_another_key_is_refused() -> None:
     with pytest.raises(Unauthenticated, match="key that is not among"):
         verify_report(sign_report(await report_of(), OTHERS), KEYS)
 
@@ -46,7 +46,7 @@ async def test_an_unsigned_report_is_refused() -> None:
         verify_report(unsigned, KEYS)
 
 
-async def test_a_token_is_no_report_and_other_text_neither() -> None:
+async def test_a_token_and_other_text_are_refused_as_reports() -> None:
     with pytest.raises(InvalidInput, match="type 'JWT'"):
         verify_report(sign(Claims(Capability.ALL, iat=0, exp=1), KEYS), KEYS)
     for text in ("", "a.b.c", (await report_of()).to_json()):

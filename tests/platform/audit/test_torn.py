@@ -1,4 +1,4 @@
-"""Deep audits find messages that are cut off, in stored content and in spools."""
+"""Deep audits find truncated messages in stored content and in spools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINE = b'{"_meta":{"uuid":"00000009-0000-1000-8000-010203040506"},"text":"%s"}\n
 
 @REPLICATIONS
 @pytest.mark.parametrize("stored", [True, False])
-def test_a_torn_line_is_reported_and_fails_no_audit(play: Play, replication: int, stored: bool) -> None:
+def test_a_torn_line_is_a_warning_and_not_an_error(play: Play, replication: int, stored: bool) -> None:
     async def story(journal: Damaged) -> None:
         await journal.cluster.create(journal.spec(NAME))
         appends = [LINE * 5, LINE, b'{"customer":"to', LINE, b'{"customer":"torn"}', LINE, b'{"customer"', LINE]
@@ -41,7 +41,7 @@ def test_a_torn_line_is_reported_and_fails_no_audit(play: Play, replication: int
 
 
 @REPLICATIONS
-def test_whole_messages_are_no_finding(play: Play, replication: int) -> None:
+def test_whole_messages_have_no_finding(play: Play, replication: int) -> None:
     async def story(journal: Damaged) -> None:
         spec = journal.spec(NAME)
         spec.labels.CopyFrom(label_set({CONTENT_TYPE: JSON_LINES}))
@@ -72,7 +72,7 @@ def test_whole_messages_are_no_finding(play: Play, replication: int) -> None:
         ({}, b"anything", []),
     ],
 )
-async def test_labels_say_what_a_message_is(
+async def test_labels_determine_the_framing_of_messages(
     told: dict[str, str], content: bytes, offsets: list[int], size: int
 ) -> None:
     spec = pb.JournalSpec(name=J, labels=label_set(told))

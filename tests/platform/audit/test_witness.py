@@ -1,4 +1,4 @@
-"""Records of audits that contradict the brokers' note of them: somebody deleted, replaced, added or set back files."""
+"""Audit records that contradict the brokers' note of them: deleted, replaced, added or restored files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Files = dict[str, tuple[float, bytes]]
 
 
 def files_of(journal: Damaged) -> list[str]:
-    """The files of records, oldest first."""
+    """Return the files of records, oldest first."""
     return sorted(path for path in journal.world.store.notes if path.startswith(FOLDER))
 
 
@@ -69,7 +69,7 @@ def rename_newest(notes: Files, before: Files) -> None:
         rename_newest,
     ],
 )
-def test_records_that_were_tampered_with_fail_audits_until_they_are_back(
+def test_tampered_records_fail_audits_until_they_are_restored(
     play: Play, attack: Callable[[Files, Files], None]
 ) -> None:
     async def story(journal: Damaged) -> None:
@@ -80,7 +80,7 @@ def test_records_that_were_tampered_with_fail_audits_until_they_are_back(
         assert (await journal.audit()).sound
         good = dict(notes)
         attack(notes, before)
-        # What was written since the older record is lost, and no older record knows of it.
+        # Content written since the older record is lost, and no older record has it.
         found = journal.objects[-2]
         journal.delete(found.fragment)
         for _ in range(2):
@@ -88,7 +88,7 @@ def test_records_that_were_tampered_with_fail_audits_until_they_are_back(
             report = await journal.audit()
             assert Kind.MEMORY_DAMAGED in kinds(report), attack
             assert not report.sound
-        assert files_of(journal) == sorted(notes), "nothing was recorded meanwhile"
+        assert files_of(journal) == sorted(notes), "no audit recorded anything"
         notes.clear()
         notes.update(good)
         report = await journal.audit()
@@ -121,7 +121,7 @@ def test_only_an_acceptance_of_all_journals_ends_a_contradiction(play: Play) -> 
     play(1, story)
 
 
-def test_audits_at_once_contradict_nothing(play: Play) -> None:
+def test_concurrent_audits_report_no_contradiction(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         await journal.cluster.create(journal.spec("shop/other"))
         await journal.later()
@@ -140,20 +140,20 @@ def test_audits_at_once_contradict_nothing(play: Play) -> None:
     play(1, story)
 
 
-def test_an_audit_that_dies_while_it_writes_contradicts_nothing(play: Play) -> None:
+def test_an_audit_killed_while_it_writes_causes_no_contradiction(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         assert (await journal.audit()).sound
         store = journal.world.store
         put = store.put_note
         for step in range(2):
 
-            def die(path: str, content: bytes, step: int = step) -> None:
+            def fail(path: str, content: bytes, step: int = step) -> None:
                 if step:
                     put(path, content)
                 raise RuntimeError("killed")
 
             with contextlib.suppress(RuntimeError):
-                store.put_note = die  # type: ignore[method-assign]
+                store.put_note = fail  # type: ignore[method-assign]
                 await journal.audit()
             store.put_note = put  # type: ignore[method-assign]
             report = await journal.audit()
@@ -163,20 +163,20 @@ def test_an_audit_that_dies_while_it_writes_contradicts_nothing(play: Play) -> N
     play(1, story)
 
 
-def test_a_record_from_before_there_was_a_witness_is_taken_over(play: Play) -> None:
+def test_a_record_from_before_the_first_witness_is_taken_over(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         memory = StoreMemory(journal.stores.get(STORE_URL))
         assert (await journal.audit_with(memory)).sound
         (old,) = files_of(journal)
         store, put = journal.world.store, journal.world.store.put_note
-        for written in (False, True):  # The first audits with a witness die while they write.
+        for written in (False, True):  # The first audits with a witness are killed while they write.
 
-            def die(path: str, content: bytes, written: bool = written) -> None:
+            def fail(path: str, content: bytes, written: bool = written) -> None:
                 if written:
                     put(path, content)
                 raise RuntimeError("killed")
 
-            store.put_note = die  # type: ignore[method-assign]
+            store.put_note = fail  # type: ignore[method-assign]
             with pytest.raises(RuntimeError):
                 await journal.audit()
         store.put_note = put  # type: ignore[method-assign]
@@ -188,7 +188,7 @@ def test_a_record_from_before_there_was_a_witness_is_taken_over(play: Play) -> N
         assert all(path.count("/") == 2 for path in files_of(journal) if path != old)
         await asyncio.sleep(2 * 3600)
         for _ in range(2):
-            assert kinds(await journal.audit()) == {Kind.CONTENT_LOST}, "dead audits contradict nothing later, either"
+            assert kinds(await journal.audit()) == {Kind.CONTENT_LOST}, "killed audits cause no later contradiction"
 
     play(1, story)
 
@@ -218,7 +218,7 @@ def witness(notes: _Notes) -> BrokerWitness:
     return BrokerWitness(client, "file:///", "records")
 
 
-async def test_a_signed_note_that_is_put_back_is_not_believed() -> None:
+async def test_a_restored_older_signed_note_is_detected() -> None:
     notes = _Notes(Keys.parse(KEY))
     found = witness(notes)
     file = WitnessedFile("f/1", "abc")
@@ -229,7 +229,7 @@ async def test_a_signed_note_that_is_put_back_is_not_believed() -> None:
     old = notes.kept.content
     second = await change(found, lambda now: now.confirmed(file, ()))
     assert second.files == (replace(file, written=True),)
-    # With a token for its journals, but without a key, somebody writes what brokers kept before.
+    # A caller with a token for its journals, but without a key, restores an earlier note of the brokers.
     notes.kept = Note(old, notes.kept.version + 1)
     statement = await found.read()
     assert statement is not None
@@ -243,8 +243,8 @@ async def test_a_signed_note_that_is_put_back_is_not_believed() -> None:
         await witness(_Notes(None, Note(old, 1))).read()
 
 
-async def test_a_change_that_loses_is_made_again_and_one_that_always_loses_fails() -> None:
-    class Busy:
+async def test_a_change_is_retried_after_a_conflict_and_fails_after_many() -> None:
+    class Contended:
         def __init__(self, losses: int) -> None:
             self.losses = losses
             self.kept = Statement()
@@ -260,10 +260,10 @@ async def test_a_change_that_loses_is_made_again_and_one_that_always_loses_fails
             self.kept = replace(statement, number=statement.number + 1)
             return True
 
-    busy: Witness = Busy(5)
-    assert (await change(busy, lambda now: now.announced("f", WitnessedFile("f/1", "")))).number == 6
+    contended: Witness = Contended(5)
+    assert (await change(contended, lambda now: now.announced("f", WitnessedFile("f/1", "")))).number == 6
     with pytest.raises(CorantoError, match="audit again"):
-        await change(Busy(1000), lambda now: now)
+        await change(Contended(1000), lambda now: now)
 
 
 async def test_without_notes_there_is_no_witness() -> None:
@@ -273,7 +273,7 @@ async def test_without_notes_there_is_no_witness() -> None:
         await witness(_Notes(None, Note(b'{"format": 9, "number": 1}', 1))).read()
 
 
-def test_the_report_says_if_brokers_keep_no_note(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_states_that_brokers_keep_no_note(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(journal: Damaged) -> None:
         async def nothing(self: JournalClient, request: NoteRequest) -> None:
             return None

@@ -12,7 +12,7 @@ from coranto.testing.command_line import CommandLine
 
 
 @pytest.mark.integration
-def test_the_command_tells_of_brokers_and_ends_with_1_for_a_problem(
+def test_the_command_reports_brokers_and_exits_with_1_for_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -18,7 +18,7 @@ def test_clocks_are_compared(difference: float, condition: Condition) -> None:
     assert clock_result("somebody", difference, 0.1).condition is condition
 
 
-def test_a_client_of_another_clock_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_with_another_clock_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from coranto.checkup import brokers
     from coranto.client import ClientConfig
     from coranto.client.loop import shared_loop

@@ -20,7 +20,7 @@ def etcd_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.endpoint
 
 
-def test_a_young_etcd_is_well_if_its_version_is(etcd_endpoint: str) -> None:
+def test_a_young_etcd_is_healthy_if_its_version_is_supported(etcd_endpoint: str) -> None:
     verdicts = {each.subject: each.condition for each in etcd.etcd(etcd_endpoint)}
     program = etcd.program()
     assert program.condition in (Condition.OK, Condition.WARNING)
@@ -32,7 +32,7 @@ def test_a_young_etcd_is_well_if_its_version_is(etcd_endpoint: str) -> None:
     }
 
 
-def test_compaction_is_seen_in_the_history(etcd_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_is_detected_from_the_history(etcd_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etcd, "FEW_REVISIONS", 20)
     for number in range(40):
         put: dict[str, object] = {"key": "a2V5", "value": f"{number:08}"}
@@ -66,11 +66,11 @@ def test_compaction_is_seen_in_the_history(etcd_endpoint: str, monkeypatch: pyte
         ("", Condition.PROBLEM),
     ],
 )
-def test_versions_of_etcd_are_judged(version: str, condition: Condition) -> None:
+def test_versions_of_etcd_are_checked(version: str, condition: Condition) -> None:
     assert etcd._version(version).condition is condition
 
 
-def test_an_active_alarm_is_reported_with_what_to_do(tmp_path: Path) -> None:
+def test_an_active_alarm_is_reported_with_its_remedy(tmp_path: Path) -> None:
     """Under an alarm, etcd's health check answers with an error."""
     with EtcdServer(tmp_path, fsync=False) as server:
         ask_etcd(server.endpoint, None, "/v3/maintenance/alarm", {"action": "ACTIVATE", "alarm": "NOSPACE"}, 5.0)
@@ -83,7 +83,7 @@ def test_an_active_alarm_is_reported_with_what_to_do(tmp_path: Path) -> None:
         assert "etcd's alarms" not in {each.subject for each in etcd.etcd(server.endpoint)}
 
 
-def test_the_program_of_embedded_clusters_is_judged(tmp_path: Path) -> None:
+def test_the_etcd_program_of_embedded_clusters_is_checked(tmp_path: Path) -> None:
     program = tmp_path / "etcd"
     environment = {"CORANTO_ETCD_BINARY": str(program)}
     assert etcd.program(environment).condition is Condition.PROBLEM
@@ -93,13 +93,13 @@ def test_the_program_of_embedded_clusters_is_judged(tmp_path: Path) -> None:
         assert (judged.condition, judged.found.partition(":")[0]) == (condition, f"{program} ({version})")
 
 
-def test_a_closed_port_of_etcd_is_told() -> None:
+def test_a_closed_port_of_etcd_is_reported() -> None:
     (result,) = etcd.etcd("127.0.0.1:1")
     assert result.condition is Condition.PROBLEM
     assert "--etcd" in result.advice
 
 
-async def test_each_of_several_endpoints_is_examined_also_one_that_is_no_etcd(etcd_endpoint: str) -> None:
+async def test_each_of_several_endpoints_is_checked_even_if_one_is_not_an_etcd(etcd_endpoint: str) -> None:
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-elsewhere\r\n")
         writer.close()

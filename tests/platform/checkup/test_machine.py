@@ -18,7 +18,7 @@ def java_program(folder: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "needed", "condition"),
+    ("version_text", "needed", "condition"),
     [
         ('openjdk version "17.0.9" 2023-10-17', True, Condition.OK),
         ('openjdk version "1.8.0_392"', True, Condition.PROBLEM),
@@ -28,16 +28,16 @@ def java_program(folder: Path, text: str) -> None:
     ],
 )
 def test_java_must_be_new_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, needed: bool, condition: Condition
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version_text: str, needed: bool, condition: Condition
 ) -> None:
-    java_program(tmp_path, told)
+    java_program(tmp_path, version_text)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     result = machine.java(needed=needed)
     assert result.condition is condition
     assert (condition is Condition.OK) == (result.advice == "")
 
 
-def test_a_java_home_without_java_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_home_without_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert machine.java(needed=True).condition is Condition.PROBLEM
     assert str(tmp_path) in machine.java(needed=True).found
@@ -47,11 +47,11 @@ def test_a_java_home_without_java_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("version", "condition"), [((3, 10), Condition.PROBLEM), ((3, 11), Condition.OK), ((3, 99), Condition.WARNING)]
 )
-def test_python_must_be_one_that_was_tried(version: tuple[int, int], condition: Condition) -> None:
+def test_python_must_be_a_tested_version(version: tuple[int, int], condition: Condition) -> None:
     assert machine.python(version).condition is condition
 
 
-def test_a_taken_port_is_told() -> None:
+def test_a_taken_port_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -61,14 +61,14 @@ def test_a_taken_port_is_told() -> None:
     assert results["ports"].condition is Condition.OK
 
 
-def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_folder_is_reported(tmp_path: Path) -> None:
     assert machine.data_directory(tmp_path).condition is not Condition.PROBLEM
     (tmp_path / "file").write_text("")
     assert machine.data_directory(tmp_path / "file").condition is Condition.PROBLEM
     assert not (tmp_path / ".coranto-doctor").exists()
 
 
-def test_installed_parts_in_versions_that_do_not_fit_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_parts_with_incompatible_versions_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     requires = ["grpcio>=1", 'pyspark[connect]<5,>=99; extra == "spark"', 'no-such-thing; extra == "consumers"']
     monkeypatch.setattr("importlib.metadata.requires", lambda name: requires)
     found = {each.subject: each for each in machine.parts()}
@@ -81,7 +81,7 @@ def test_installed_parts_in_versions_that_do_not_fit_are_told(monkeypatch: pytes
     assert machine.parts()[0].condition is Condition.PROBLEM
 
 
-def test_modules_that_others_have_brought_are_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_installed_by_other_packages_are_not_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "PARTS", {"broker": ("json", "no_such_module"), "lake": ("no_such_module",)})
     monkeypatch.setattr("importlib.metadata.requires", lambda name: [])
     found = {each.subject: each for each in machine.parts()}

@@ -12,7 +12,7 @@ from coranto.checkup.stores import store
 from tests.servers.s3 import AwsKey, S3Server
 
 
-async def test_a_read_only_store_is_found_out(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_only_store_is_reported(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     s3.require_signatures(False)
     for name, value in (s3.environment | AwsKey("owner", "secret").environment).items():
         monkeypatch.setenv(name, value)
@@ -38,6 +38,6 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield server
 
 
-async def test_a_file_store_without_a_root_is_told(tmp_path: Path) -> None:
+async def test_a_file_store_without_a_root_is_reported(tmp_path: Path) -> None:
     assert (await store("file:///", None)).condition is Condition.PROBLEM
     assert (await store("file:///", tmp_path)).condition is Condition.OK

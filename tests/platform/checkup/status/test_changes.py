@@ -1,4 +1,4 @@
-"""The differences between two looks at a cluster."""
+"""The differences between two snapshots of a cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def texts(now: ClusterSnapshot) -> list[str]:
     return [each.text for each in changes]
 
 
-def test_equal_looks_have_no_difference() -> None:
+def test_equal_snapshots_have_no_difference() -> None:
     assert texts(replace(BEFORE, at=160.0, revision=70)) == []
 
 
@@ -59,11 +59,11 @@ def test_a_broker_that_started_again_is_named() -> None:
     assert [each.text for each in changes] == ["broker b#2 started again"]
 
 
-def test_another_etcd_is_named_and_not_compared() -> None:
+def test_another_etcd_is_reported_and_not_compared() -> None:
     assert texts(replace(BEFORE, at=160.0, cluster="c2", journals={})) == [
         "etcd's cluster c1 became c2: etcd was restored or replaced"
     ]
 
 
-def test_a_listing_of_a_broker_that_lags_is_no_restored_etcd() -> None:
+def test_the_listing_of_a_lagging_broker_is_not_taken_for_a_restored_etcd() -> None:
     assert texts(replace(BEFORE, at=160.0, revision=20)) == []

@@ -33,7 +33,7 @@ async def read(coordinator: EtcdCoordinator) -> str:
 
 
 @pytest.mark.timeout(120)
-async def test_a_silent_member_costs_no_share_of_the_timeout(etcd: str, silent: str) -> None:
+async def test_a_silent_member_uses_no_share_of_the_timeout(etcd: str, silent: str) -> None:
     assert await ask_members(f"{silent}, {etcd}", None, 1e6, read) == etcd
 
 
@@ -50,11 +50,11 @@ async def test_a_member_that_is_down_is_skipped(etcd: str) -> None:
     assert asked == ["127.0.0.1:1", etcd]
 
 
-async def test_members_that_are_all_silent(silent: str) -> None:
+async def test_members_that_are_all_silent_time_out(silent: str) -> None:
     with pytest.raises(Unavailable, match=f"no member of etcd at {silent} answered within 0.1 s"):
         await ask_members(silent, None, 0.1, lambda _: asyncio.sleep(1e6))
 
 
-async def test_no_member() -> None:
+async def test_an_endpoint_list_without_members_is_invalid() -> None:
     with pytest.raises(InvalidInput, match="names no endpoint"):
         await ask_members(" , ", None, 60, read)

@@ -1,4 +1,4 @@
-"""Servers are asked in turn, without waiting for those that do not answer."""
+"""Servers are queried in turn, without waiting for silent ones."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def virtually(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 class Servers:
-    """Servers that answer, fail or are silent. Records when each is asked and which calls are cancelled."""
+    """Servers that answer, fail or are silent. Records the time of each query and the cancelled calls."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, float]] = []
+        self.queried: list[tuple[str, float]] = []
         self.cancelled: list[str] = []
 
     def server(
         self, name: str, seconds: float, error: CorantoError | None = None
     ) -> Callable[[], Coroutine[Any, Any, str]]:
         async def call() -> str:
-            self.asked.append((name, asyncio.get_running_loop().time()))
+            self.queried.append((name, asyncio.get_running_loop().time()))
             try:
                 await asyncio.sleep(seconds)
             except asyncio.CancelledError:
@@ -54,7 +54,7 @@ def test_a_silent_server_delays_the_next_by_a_second_and_is_cancelled() -> None:
         return await first_answer(calls, 8, NOBODY), asyncio.get_running_loop().time()
 
     assert virtually(main) == ("alive", 1.5)
-    assert servers.asked == [("dead", 0), ("alive", 1)]
+    assert servers.queried == [("dead", 0), ("alive", 1)]
     assert servers.cancelled == ["dead"]
 
 
@@ -68,7 +68,7 @@ def test_a_failed_server_delays_no_other() -> None:
     servers = Servers()
     calls = [servers.server("a", 0, Unavailable("refused")), servers.server("b", 0)]
     assert virtually(lambda: first_answer(calls, 8, NOBODY)) == "b"
-    assert servers.asked == [("a", 0), ("b", 0)]
+    assert servers.queried == [("a", 0), ("b", 0)]
 
 
 @pytest.mark.parametrize(

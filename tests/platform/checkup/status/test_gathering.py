@@ -88,7 +88,7 @@ def texts(document: dict[str, Any]) -> list[str]:
     return [each["text"] for each in document["changes"]]
 
 
-def test_a_healthy_cluster(status: Status, client: SyncJournalClient, cluster: EmbeddedCluster) -> None:
+def test_a_healthy_cluster_has_no_problem(status: Status, client: SyncJournalClient, cluster: EmbeddedCluster) -> None:
     found = status(lambda document: bool(document["healthy"]))
     assert [(each["name"], each["problem"]) for each in found["brokers"]] == [
         ("local#broker-0", ""),
@@ -120,7 +120,7 @@ def test_the_last_audit_is_shown(
     assert begun - 1 < audit["at"] < time.time() + 1
 
 
-def test_a_journal_that_cannot_be_placed(status: Status, client: SyncJournalClient) -> None:
+def test_a_journal_that_cannot_be_placed_is_reported(status: Status, client: SyncJournalClient) -> None:
     client.apply([pb.ApplyRequest.Change(upsert=spec("wide/0", replication=3))])
     try:
         found = status(lambda document: any("replicas_missing" in each for each in subjects(document)))
@@ -136,7 +136,7 @@ def test_a_journal_that_cannot_be_placed(status: Status, client: SyncJournalClie
     assert "no longer a problem: journals with replicas_missing" in texts(cured)
 
 
-def test_a_store_that_fails(status: Status, client: SyncJournalClient, cluster: EmbeddedCluster) -> None:
+def test_a_failing_store_is_reported(status: Status, client: SyncJournalClient, cluster: EmbeddedCluster) -> None:
     blocked = cluster.info.file_root / "blocked"
     client.apply([pb.ApplyRequest.Change(upsert=spec("blocked/0", store="file:///blocked/"))])
     try:
@@ -151,7 +151,7 @@ def test_a_store_that_fails(status: Status, client: SyncJournalClient, cluster: 
     status(lambda document: bool(document["healthy"]))
 
 
-def test_a_killed_broker(status: Status, cluster: EmbeddedCluster) -> None:
+def test_a_killed_broker_is_reported(status: Status, cluster: EmbeddedCluster) -> None:
     before = status(lambda document: bool(document["healthy"]))
     killed = cluster.info.endpoints[1]
     cluster.kill_broker(1)
@@ -172,8 +172,8 @@ def test_a_killed_broker(status: Status, cluster: EmbeddedCluster) -> None:
     assert "broker local#broker-1 started again" in texts(back)
 
 
-def test_a_broker_that_stops_answering(status: Status, cluster: EmbeddedCluster) -> None:
-    """It is the first one that is asked. The others are asked after a second."""
+def test_a_broker_that_stops_answering_is_reported(status: Status, cluster: EmbeddedCluster) -> None:
+    """It is the first one queried. The others are queried after a second."""
     status(lambda document: bool(document["healthy"]))
     cluster.signal_broker(0, signal.SIGSTOP)
     try:
@@ -197,7 +197,7 @@ def test_brokers_without_journals_are_found_by_any_member_of_etcd(cluster: Embed
     assert shared_loop().run(announced_brokers(etcd, None, "/no/such/prefix", 8.0)) == []
 
 
-def test_a_cluster_that_does_not_answer() -> None:
+def test_a_cluster_that_does_not_answer_is_reported() -> None:
     target = StatusTarget(ClientConfig("127.0.0.1:1"), etcd="127.0.0.1:1", timeout=10.0)
     look = shared_loop().run(StatusGatherer(target).look())
     assert not look.is_healthy

@@ -1,4 +1,4 @@
-"""Judgements of journals by a listing and heads."""
+"""Status of journals by a listing and heads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_healthy_and_suspended_journals_have_no_problem() -> None:
     assert judge([well, asleep, gazettes], heads, set(), 1.0) == []
 
 
-def test_problems_are_grouped_by_kind_and_the_worst_come_first() -> None:
+def test_problems_are_grouped_by_kind_in_order_of_severity() -> None:
     unplaced = [journal(f"unplaced/{number}", 0, -1) for number in range(5)]
     thin, unsynced, quiet = journal("thin", 1), journal("unsynced"), journal("quiet")
     heads = {"thin": head(thin), "unsynced": replace(head(unsynced), in_sync=False)}
@@ -55,7 +55,7 @@ def test_problems_are_grouped_by_kind_and_the_worst_come_first() -> None:
     assert "its primary z#0 does not report its head" in other.found
 
 
-def test_held_back_journals_are_a_problem() -> None:
+def test_journals_that_are_held_back_are_a_problem() -> None:
     info = journal("held")
     (problem,) = judge([info], {"held": replace(head(info), store_problem="the bucket is gone")}, set(), 1.0)
     assert (problem.kind, problem.condition) == (Kind.STORE_UNHEALTHY, Condition.PROBLEM)
@@ -66,6 +66,6 @@ def test_brokers_that_answered_at_their_endpoint_are_not_silent() -> None:
     assert silent_brokers([info], {"z#0"}, {"http://broker-1:8080"}) == {"z#2"}
 
 
-def test_places_have_the_primary() -> None:
+def test_the_places_of_a_journal_name_its_primary() -> None:
     places = places_of([journal("a", 2, 1), journal("b", 0, -1)])
     assert [(name, place.primary) for name, place in places.items()] == [("a", "z#1"), ("b", "")]

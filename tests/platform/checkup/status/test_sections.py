@@ -12,7 +12,7 @@ from coranto.checkup.status.sections import GROUP, load_sections
 PROJECT = Path(__file__).parents[4] / "pyproject.toml"
 
 
-def test_our_sections_can_be_loaded() -> None:
+def test_built_in_sections_can_be_loaded() -> None:
     named = tomllib.loads(PROJECT.read_text())["project"]["entry-points"][GROUP]
     sections, failures = load_sections([EntryPoint(name, value, GROUP) for name, value in named.items()])
     assert failures == []

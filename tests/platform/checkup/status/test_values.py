@@ -1,4 +1,4 @@
-"""The values of a look."""
+"""The values of a snapshot."""
 
 from __future__ import annotations
 
