@@ -1,4 +1,4 @@
-"""The root of the command line: usage, failures, interrupts and output that takes no more."""
+"""The root of the command line: usage, failures, interrupts and closed output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coranto.testing.command_line import CommandLine, RemoteBroker
 
 
 @pytest.mark.parametrize("words", ["version", "--version"])
-def test_version(run: CommandLine, words: str) -> None:
+def test_version_is_printed(run: CommandLine, words: str) -> None:
     result = run(words)
     assert result.code == 0
     assert result.output.startswith(f"coranto {importlib.metadata.version('coranto')} (Python 3.")
@@ -55,7 +55,7 @@ def test_help_names_every_command_without_loading_plugins(run: CommandLine) -> N
 
 
 @pytest.mark.parametrize("words", [["nonsense"], ["journals", "read"], ["journals", "list", "--nonsense"]])
-def test_wrong_usage(run: CommandLine, words: list[str]) -> None:
+def test_wrong_usage_is_reported(run: CommandLine, words: list[str]) -> None:
     result = run(*words)
     assert result.code == 2
     assert result.output == ""
@@ -74,7 +74,7 @@ def test_an_interrupt_while_the_command_is_loaded_is_quiet() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
-def test_a_reader_that_goes_away_is_no_failure_to_explain(remote: RemoteBroker) -> None:
+def test_a_closed_output_pipe_is_not_reported_as_a_failure(remote: RemoteBroker) -> None:
     remote.fake.create("a/journal")
     remote.write("a/journal", bytes(5 << 20))
     command = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
@@ -100,7 +100,7 @@ def test_a_failure_is_one_clear_line(run: CommandLine, remote: RemoteBroker) -> 
     assert "No such file" in run("journals", "apply", "--specs", "/no/such/file").errors
 
 
-def test_verbose_shows_the_traceback_wherever_it_stands(run: CommandLine, remote: RemoteBroker) -> None:
+def test_verbose_shows_the_traceback_in_any_position(run: CommandLine, remote: RemoteBroker) -> None:
     for words in (
         ["--verbose", "journals", "read", "no/such/journal"],
         ["journals", "read", "no/such/journal", "--verbose"],
@@ -111,13 +111,15 @@ def test_verbose_shows_the_traceback_wherever_it_stands(run: CommandLine, remote
         assert "JournalNotFound" in result.errors
 
 
-def test_a_journal_may_be_called_like_an_option(run: CommandLine, remote: RemoteBroker) -> None:
+def test_a_journal_may_be_named_like_an_option(run: CommandLine, remote: RemoteBroker) -> None:
     result = run("journals", "read", "--", "--verbose")
     assert result.code == 1
     assert "Traceback" not in result.errors
 
 
-def test_without_a_cluster(run: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_cluster_is_reported_with_the_command_that_starts_one(
+    run: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("CORANTO_ENDPOINT", raising=False)
     monkeypatch.setenv("CORANTO_DATA", str(tmp_path / "nothing"))
     result = run("journals", "list")
@@ -126,7 +128,7 @@ def test_without_a_cluster(run: CommandLine, monkeypatch: pytest.MonkeyPatch, tm
     assert "coranto up" in result.errors
 
 
-def test_output_that_is_full_is_reported_once() -> None:
+def test_a_full_output_device_is_reported_once() -> None:
     script = "import sys; from coranto.cli import main; sys.exit(main(['version']))"
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run([sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, check=False)
@@ -145,7 +147,7 @@ def test_a_cluster_without_the_brokers_requirements_names_the_extra(tmp_path: Pa
 
 
 def test_the_doctor_writes_a_line_for_each_finding_to_a_pipe(tmp_path: Path) -> None:
-    """No boxes, and no wrapping at a width that a pipe does not have."""
+    """Without boxes, and without wrapping."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CORANTO_")}
     done = subprocess.run(
         [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main(['doctor']))"],

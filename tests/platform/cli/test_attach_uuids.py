@@ -33,11 +33,11 @@ def test_files_templates_and_headers(run: CommandLine, tmp_path: Path) -> None:
     assert parse_uuid_text(messages[0]["_meta"]["uuid"].encode()).clock
 
 
-def test_a_line_that_holds_a_placeholder_is_left_alone(run: CommandLine) -> None:
+def test_a_placeholder_within_a_line_is_not_replaced(run: CommandLine) -> None:
     assert run("attach-uuids", input=b"{uuid}\n").output.endswith(",{uuid}\n")
 
 
-def test_impossible_commands_are_reported(run: CommandLine, tmp_path: Path) -> None:
+def test_invalid_commands_are_reported(run: CommandLine, tmp_path: Path) -> None:
     for words, input, problem in (
         (["--template", "{line}"], b"x\n", "has no {uuid}"),
         (["--max-length", "3"], b"abc\nabcd\n", "line 2 is longer than 3 bytes"),

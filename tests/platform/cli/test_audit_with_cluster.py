@@ -1,4 +1,4 @@
-"""`coranto audit` over a journal of a real broker, as people and programs call it."""
+"""`coranto audit` over a journal of a real broker, with output for people and for programs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Journal:
 
     @property
     def spools(self) -> list[Path]:
-        """The files of content that the broker has of it."""
+        """Return the files of content that the broker has of it."""
         return list((self.root.parent / "brokers").rglob("*.content"))
 
     @property
@@ -77,7 +77,7 @@ class Journal:
         return [each.fragment for each in self.client.fragments(self.name) if each.persisted]
 
     def lose(self, fragment: Fragment) -> None:
-        """Remove a stored fragment, and wait until the broker's index has noticed that it is gone."""
+        """Remove a stored fragment, and wait until the broker's index no longer lists it."""
         (self.root / fragment.content_path).unlink()
         self.until(lambda: all(each.begin != fragment.begin for each in self.stored))
 
@@ -87,7 +87,7 @@ def journal(cluster: EmbeddedCluster, client: SyncJournalClient) -> Journal:
     return Journal(client, cluster.info.file_root)
 
 
-def test_the_command_tells_people_and_programs(
+def test_the_command_reports_to_people_and_programs(
     journal: Journal, run: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = journal.name.rpartition("/")[0]
@@ -109,7 +109,7 @@ def test_the_command_tells_people_and_programs(
     monkeypatch.setenv("CORANTO_AUTH_KEYS", KEY)
     result = run(journal.name)
     assert result.code == 1
-    assert "memory_damaged" in result.output  # The record is from before there was a key.
+    assert "memory_damaged" in result.output  # The record is from before the first key.
     monkeypatch.setenv("CORANTO_AUTH_KEYS", f"AA== {KEY}")
     assert run(journal.name).code == 0
     monkeypatch.setenv("CORANTO_AUTH_KEYS", KEY)
@@ -127,7 +127,7 @@ def test_the_command_tells_people_and_programs(
     result = run("verify", str(file))
     assert (result.code, result.output) == (1, "")
     assert "changed after it was signed" in result.errors
-    # A loss, its acceptance, and another memory, which does not know of it.
+    # A loss, its acceptance, and another memory without that record.
     monkeypatch.delenv("CORANTO_AUTH_KEYS")
     result = run(journal.name)
     assert result.code == 1
@@ -142,7 +142,7 @@ def test_the_command_tells_people_and_programs(
     result = run(journal.name, "--memory", "file:///elsewhere/")
     assert result.code == 1
     assert "beginning_unexplained" in result.output
-    # Somebody sets the records back to yesterday's.
+    # Yesterday's records are restored.
     records = sorted((journal.root / ".coranto-audit").glob("*/*.json.gz"), key=lambda path: path.name)
     records[-1].unlink()
     for _ in range(2):

@@ -12,19 +12,19 @@ from coranto.client import JournalClient
 
 
 class InterruptedLoop:
-    """Is interrupted at once, and its work cannot be cancelled."""
+    """Is interrupted immediately, and its work cannot be cancelled."""
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         work.close()
         raise KeyboardInterrupt
 
 
-def test_work_that_is_held_up_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocked_work_does_not_delay_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(code: int) -> NoReturn:
         raise SystemExit(code)
 
     async def work(client: JournalClient) -> None:
-        raise AssertionError("it never begins")
+        raise AssertionError("the work must not start")
 
     monkeypatch.setattr(connect, "_CLEAN_UP_SECONDS", 0.0)
     monkeypatch.setattr(connect, "shared_loop", InterruptedLoop)

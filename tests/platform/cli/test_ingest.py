@@ -1,4 +1,4 @@
-"""`coranto ingest …` against brokers in this process, and as a service that gets signals."""
+"""`coranto ingest …` against brokers in this process, and as a service that receives signals."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def put(folder: Path, name: str, *lines: str) -> None:
     (folder / f"{name}.partial").rename(folder / name)
 
 
-def test_run_and_status(run: CommandLine, tmp_path: Path) -> None:
+def test_a_run_commits_rows_and_the_status_shows_them(run: CommandLine, tmp_path: Path) -> None:
     file, folder = written(tmp_path, "shop/one")
     put(folder, "a.jsonl", '{"n": 1}', '{"n": 2}')
     done = run("ingest", "run", file)
@@ -91,7 +91,7 @@ def test_run_and_status(run: CommandLine, tmp_path: Path) -> None:
     assert [json.loads(each)["n"] for each in events] == [1, 2]
 
 
-def test_dead_letters_and_problems(run: CommandLine, tmp_path: Path) -> None:
+def test_dead_letters_and_problems_are_listed(run: CommandLine, tmp_path: Path) -> None:
     file, folder = written(tmp_path, "shop/two")
     put(folder, "a.jsonl", '{"n": 1}', "none")
     failed = run("ingest", "run", file)
@@ -104,7 +104,7 @@ def test_dead_letters_and_problems(run: CommandLine, tmp_path: Path) -> None:
     assert shown.code in (0, 1)
 
 
-def test_files_that_cannot_be_read(run: CommandLine, tmp_path: Path) -> None:
+def test_unreadable_files_are_reported(run: CommandLine, tmp_path: Path) -> None:
     file = tmp_path / "wrong.yaml"
     file.write_text("name: a b\n")
     wrong = run("ingest", "run", str(file))
@@ -141,7 +141,7 @@ def test_a_service_serves_metrics_and_ends_after_a_signal(
 
 
 def await_rows(port: int, process: subprocess.Popen[str], count: int) -> None:
-    """Wait until the metrics say that so many rows are committed."""
+    """Wait until the metrics show this number of committed rows."""
     while process.poll() is None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:

@@ -47,7 +47,7 @@ def test_a_command_is_imported_when_it_is_named(group: typer.Typer) -> None:
     assert group(args=["more", "part"], standalone_mode=False) == "bye"
 
 
-def test_the_help_has_all_commands(group: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_lists_all_commands(group: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
     group(args=["--help"], standalone_mode=False)
     shown = capsys.readouterr().out
     assert all(each in shown for each in ("greet", "Greet.", "more", "More.", "needy", "Needs more.", "Others", "own"))
@@ -61,7 +61,7 @@ def test_a_command_whose_extra_is_missing_names_the_extra(group: typer.Typer) ->
 
 
 @pytest.mark.parametrize("words", ["consumer lag x --store sqlite:////no/such.db", "consumer offsets --help"])
-def test_a_command_that_answers_at_once_imports_no_others(words: str) -> None:
+def test_a_command_imports_no_other_commands(words: str) -> None:
     heavy = (
         "pyarrow",
         "pyspark",

@@ -1,4 +1,4 @@
-"""Numbers in help texts and pages are those of the constants that they tell of."""
+"""Numbers in help texts and pages are those of their constants."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_the_help_of_apply_names_the_changes_of_one_transaction(kind: str) -> No
 
 
 def test_the_help_of_autoscale_names_the_windows_of_its_rule() -> None:
-    told = help_of("streams", "autoscale")
+    documented = help_of("streams", "autoscale")
     windows = RateWindows()
     minutes = [f"{each / 60:g}" for each in (windows.short, windows.middle, windows.long)]
-    assert f"for {minutes[0]}, {minutes[1]} or {minutes[2]} minutes" in told
-    assert f"for {windows.idle / 60:g} minutes" in told
-    assert f"the first {windows.cool_down / 60:g} minutes" in told
+    assert f"for {minutes[0]}, {minutes[1]} or {minutes[2]} minutes" in documented
+    assert f"for {windows.idle / 60:g} minutes" in documented
+    assert f"the first {windows.cool_down / 60:g} minutes" in documented
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_pages_name_the_changes_of_one_transaction(page: str, text: str) -> None
 
 def test_values_replace_their_names_and_a_missing_docstring_stays_missing() -> None:
     @with_numbers(most=7)
-    def told() -> None:
+    def documented() -> None:
         """Take {most}."""
 
     @with_numbers(most=7)
-    def silent() -> None: ...
+    def undocumented() -> None: ...
 
-    assert (told.__doc__, silent.__doc__) == ("Take 7.", None)
+    assert (documented.__doc__, undocumented.__doc__) == ("Take 7.", None)

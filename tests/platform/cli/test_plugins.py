@@ -43,7 +43,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "a_plugin", raising=False)
 
 
-def test_a_plugins_commands_are_ours(plugins: None) -> None:
+def test_a_plugins_commands_are_added(plugins: None) -> None:
     assert use(entry("greeter", "a_plugin:app"), "greeter", "greet", "you") == "hello you"
     with pytest.raises(Exception, match=r"a_plugin:nothing of `coranto bad` is neither a function nor a typer\.Typer"):
         use(entry("bad", "a_plugin:nothing"), "bad")

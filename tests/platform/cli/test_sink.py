@@ -1,4 +1,4 @@
-"""Output of commands. Pipes that nobody reads from must not hold up the event loop."""
+"""Output of commands. Pipes without a reader must not block the event loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pipe() -> Iterator[tuple[int, int]]:
             assert each == source  # A test may have closed that.
 
 
-async def test_a_pipe_gets_all_of_it_as_it_is_read(pipe: tuple[int, int]) -> None:
+async def test_a_pipe_gets_all_content_while_it_is_read(pipe: tuple[int, int]) -> None:
     source, target = pipe
 
     async def read() -> bytes:
@@ -42,18 +42,18 @@ async def test_a_pipe_gets_all_of_it_as_it_is_read(pipe: tuple[int, int]) -> Non
     assert await reading == CONTENT
 
 
-async def test_a_pipe_that_nobody_reads_from_can_be_given_up(pipe: tuple[int, int]) -> None:
+async def test_a_write_to_a_pipe_without_a_reader_can_be_cancelled(pipe: tuple[int, int]) -> None:
     source, target = pipe
     writing = asyncio.create_task(Sink(target).write(CONTENT))
-    await asyncio.to_thread(os.read, source, 1)  # It is at it.
+    await asyncio.to_thread(os.read, source, 1)  # The write has started.
     assert not writing.done()
     writing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await writing
-    assert not asyncio.get_running_loop().remove_writer(target)  # It does not wait any more.
+    assert not asyncio.get_running_loop().remove_writer(target)  # It no longer waits.
 
 
-async def test_a_pipe_whose_reader_is_gone_is_reported(pipe: tuple[int, int]) -> None:
+async def test_a_pipe_with_a_closed_reader_is_reported(pipe: tuple[int, int]) -> None:
     source, target = pipe
     os.close(source)
     with pytest.raises(BrokenPipeError):

@@ -80,7 +80,7 @@ def test_changes_are_shown_with_their_times() -> None:
     assert "CHANGED: nothing since 1970-01-01 00:15:00Z" in list(plain_lines(dataclasses.replace(look, changes=())))
 
 
-def test_without_a_listing_changes_are_unknown_and_earlier_ones_stay() -> None:
+def test_without_a_listing_changes_are_unknown_and_earlier_ones_are_kept() -> None:
     unknown = dataclasses.replace(LOOK, snapshot=None)
     assert "CHANGED: unknown, because no broker lists the journals" in list(plain_lines(unknown))
     changed = dataclasses.replace(unknown, changes=(StatusChange(900.0, 1_000.0, "broker z#1 is new"),))
@@ -121,12 +121,12 @@ def test_a_watch_prints_lines_for_changes(small: SyncCluster, capfdbinary: pytes
     assert watched.code == 0, watched.output
     assert "1 journal created: second/0" in watched.output
     lines = watched.output.splitlines()
-    assert lines[-1].startswith("healthy: 0 problems"), "the second look changed nothing"
+    assert lines[-1].startswith("healthy: 0 problems"), "the second snapshot has no change"
     documents = run("status", "--watch", "--count", "2", "--interval", "0.1", "--output", "json").output.splitlines()
     assert [json.loads(each)["journals"] for each in documents] == [2, 2]
 
 
-def test_a_state_that_cannot_be_kept_is_a_remark(
+def test_a_state_that_cannot_be_saved_is_a_warning(
     small: SyncCluster, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     (tmp_path / "state").write_text("A file.")
@@ -140,7 +140,7 @@ def test_a_watch_ends_with_an_interrupt(small: SyncCluster) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert json.loads(process.stdout.readline())["healthy"], "each look is written when it is taken"
+        assert json.loads(process.stdout.readline())["healthy"], "each snapshot is printed immediately"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
         assert b"Traceback" not in process.stderr.read()
@@ -156,7 +156,7 @@ def test_a_watch_refreshes_one_screen_of_a_terminal(small: SyncCluster) -> None:
         while True:
             try:
                 part = os.read(leader, 65536)
-            except OSError:  # The end of a terminal whose program has ended.
+            except OSError:  # The terminal closes when its program ends.
                 break
             if not part:
                 break
@@ -164,5 +164,5 @@ def test_a_watch_refreshes_one_screen_of_a_terminal(small: SyncCluster) -> None:
         assert process.wait(timeout=60) == 0, process.stderr and process.stderr.read()
     os.close(leader)
     assert shown.count(b"\x1b[?1049h") == 1, "it uses one screen of its own"
-    assert shown.count(b"\x1b[?1049l") == 1, "and gives the former one back"
+    assert shown.count(b"\x1b[?1049l") == 1, "and restores the previous one"
     assert shown.count(b"healthy: 0 problems") == 2

@@ -1,4 +1,4 @@
-"""A newcomer's first minutes: `coranto up` in one terminal, journals in another."""
+"""Getting started: `coranto up` in one terminal, journals in another."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def up(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """`coranto up`, once it says that it is ready."""
+    """Return `coranto up` when it reports that it is ready."""
     with subprocess.Popen([*COMMAND, "up"], env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -53,7 +53,7 @@ def run(environment: dict[str, str], *words: str, input: bytes = b"") -> bytes:
     return done.stdout
 
 
-def test_from_up_to_interrupt(environment: dict[str, str], up: subprocess.Popen[str]) -> None:
+def test_a_cluster_runs_from_up_to_an_interrupt(environment: dict[str, str], up: subprocess.Popen[str]) -> None:
     applied = run(environment, "journals", "apply", "--specs", "-", input=SPECS.encode())
     assert applied == b"create orders/part-000\ncreate orders/part-001\n"
     small, large = b'{"order": 7}\n', b'{"order": 8, "note": "and so on"}\n' * 60_000
@@ -78,11 +78,11 @@ def test_from_up_to_interrupt(environment: dict[str, str], up: subprocess.Popen[
     rest = up.stdout.read()
     assert up.wait(timeout=120) == 0
     assert rest.rstrip().endswith("stopped")
-    gone = subprocess.run(
+    no_cluster = subprocess.run(
         [*COMMAND, "journals", "list"], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
-    assert gone.returncode == 1
-    assert "no cluster runs in" in gone.stderr
+    assert no_cluster.returncode == 1
+    assert "no cluster runs in" in no_cluster.stderr
 
 
 @pytest.mark.parametrize("words", [["version"], ["broker", "--help"], ["demo", "--help"]], ids=" ".join)

@@ -13,7 +13,7 @@ def child(folder: Path, command: list[str]) -> ChildProcess:
 
 
 def write_program(path: Path, version: str) -> None:
-    """Make a program that says it is this version of etcd."""
+    """Make a program that reports this version of etcd."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     path.write_text(f"#!/bin/sh\necho 'etcd Version: {version}'\necho 'Git SHA: none'\n")

@@ -11,8 +11,8 @@ from coranto.errors import ClusterError
 from tests.platform.cluster.children import child
 
 
-def test_a_process_that_keeps_dying_is_given_up_on(tmp_path: Path) -> None:
-    """Restarted at once, then after growing pauses, ten times; one that lived for a while begins anew."""
+def test_a_process_is_restarted_with_backoff_and_then_abandoned(tmp_path: Path) -> None:
+    """Ten restarts: the first immediately, the others after growing pauses. A longer life resets the count."""
     restarts = Restarts()
     pauses = []
     now = 0.0

@@ -1,4 +1,4 @@
-"""The embedded cluster with its real parts: etcd, brokers as processes, and what becomes of them when things die."""
+"""The embedded cluster with its real parts: etcd and broker processes, and their failures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def eventually(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "this should have come true by now"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.05)
 
 
@@ -69,7 +69,7 @@ async def key_space(cluster: EmbeddedCluster) -> KeySpaceState[pb.JournalSpec, p
         return state
 
 
-async def test_etcd_alone_is_taken_up_again_where_it_was(tmp_path: Path) -> None:
+async def test_etcd_alone_restarts_with_its_data_and_ports(tmp_path: Path) -> None:
     progress: list[str] = []
     with EmbeddedCluster(tmp_path, brokers=0, etcd_fsync=False, progress=progress.append) as cluster:
         info = cluster.info
@@ -88,7 +88,7 @@ async def test_etcd_alone_is_taken_up_again_where_it_was(tmp_path: Path) -> None
         cluster.kill_broker()
 
     with EmbeddedCluster(tmp_path, brokers=0, etcd_fsync=False) as cluster:
-        assert cluster.info.etcd == info.etcd, "ports are kept while nobody else took them"
+        assert cluster.info.etcd == info.etcd, "ports are kept while they are free"
         async with EtcdCoordinator(cluster.info.etcd) as coordinator:
             header, kv = await coordinator.get("/kept")
         assert kv is not None
@@ -96,7 +96,7 @@ async def test_etcd_alone_is_taken_up_again_where_it_was(tmp_path: Path) -> None
         assert header.cluster_id == written.header.cluster_id
 
 
-def test_two_clusters_are_two_etcds(tmp_path: Path) -> None:
+def test_two_clusters_have_two_etcds(tmp_path: Path) -> None:
     with EtcdServer(tmp_path / "a", fsync=False) as one, EtcdServer(tmp_path / "b", fsync=False) as two:
         assert one.endpoint != two.endpoint
         with pytest.raises(ClusterError, match="started already"):
@@ -122,7 +122,7 @@ async def test_brokers_serve_and_come_back_as_the_same_members(tmp_path: Path) -
         cluster.wait_ready()
         assert cluster.info.endpoints == info.endpoints
         assert cluster.info.pids["etcd"] != info.pids["etcd"]
-        assert cluster.info.pids["broker-1"] == info.pids["broker-1"], "it did not mind"
+        assert cluster.info.pids["broker-1"] == info.pids["broker-1"], "it was not affected"
         assert locate(tmp_path) == cluster.info
         after = await key_space(cluster)
         revisions = {m.id: (m.kv.create_revision, m.kv.lease) for m in before.members}
@@ -141,7 +141,7 @@ async def test_without_supervision_dead_processes_stay_dead_until_started(tmp_pa
             keyspace = KeySpace(coordinator, Layout(cluster.info.etcd_prefix), JournalEntities())
             await keyspace.start()
             (dead,) = (member.kv for member in keyspace.state.members if member.id.suffix == "broker-1")
-            await coordinator.lease_revoke(dead.lease)  # As etcd does once it runs out.
+            await coordinator.lease_revoke(dead.lease)  # As etcd does when its space is exhausted.
             await keyspace.wait_until(lambda state: len(state.members) == 1, WAIT_SECONDS)
             cluster.start_broker(1)
             await keyspace.wait_until(lambda state: len(state.members) == 2, WAIT_SECONDS)
@@ -154,7 +154,7 @@ async def test_without_supervision_dead_processes_stay_dead_until_started(tmp_pa
         cluster.start_broker(0)
 
 
-async def test_an_etcd_of_ones_own_can_be_used(tmp_path: Path) -> None:
+async def test_an_external_etcd_can_be_used(tmp_path: Path) -> None:
     with EtcdServer(tmp_path / "mine", fsync=False) as etcd:
         environment = {"CORANTO_ETCD": f"http://{etcd.endpoint}"}
         prefixes = set()
@@ -172,7 +172,7 @@ async def test_an_etcd_of_ones_own_can_be_used(tmp_path: Path) -> None:
             assert len((await key_space(cluster)).members) == 1
 
 
-def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_start_reports_the_cause_and_leaves_nothing(tmp_path: Path) -> None:
     cluster = EmbeddedCluster(tmp_path, etcd_fsync=False, broker_arguments=["--no-such-option"])
     with pytest.raises(ClusterError, match=r"(?s)broker-0 ended with exit code 2.*no-such-option"):
         cluster.start()
@@ -185,7 +185,7 @@ def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path)
     ("arguments", "problem"),
     [({"brokers": -1}, "-1 brokers"), ({"lease_seconds": 0.5}, "lease_seconds"), ({"zones": ()}, "zone")],
 )
-def test_arguments_that_cannot_be(arguments: dict[str, object], problem: str, tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, object], problem: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=problem):
         EmbeddedCluster(tmp_path, **arguments)  # type: ignore[arg-type]
 
@@ -206,7 +206,7 @@ def run_up(tmp_path: Path) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_up_stops_in_order_when_it_is_asked_to(number: signal.Signals, tmp_path: Path) -> None:
+def test_up_stops_in_order_on_a_signal(number: signal.Signals, tmp_path: Path) -> None:
     process, pids = run_up(tmp_path)
     process.send_signal(number)
     output, _ = process.communicate(timeout=WAIT_SECONDS)
@@ -218,7 +218,7 @@ def test_up_stops_in_order_when_it_is_asked_to(number: signal.Signals, tmp_path:
 
 
 @pytest.mark.system
-def test_nothing_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_no_process_outlives_a_killed_parent(tmp_path: Path) -> None:
     process, pids = run_up(tmp_path)
     process.kill()
     process.communicate(timeout=WAIT_SECONDS)

@@ -1,4 +1,4 @@
-"""The choice of the etcd program: good ones first, and never one that must not open the data."""
+"""The choice of the etcd program: supported versions first, and never one that must not open the data."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ def chosen(environment: dict[str, str], data: Path | None = None) -> str:
         ("4.0.0", True),
     ],
 )
-def test_good_versions(version: str, good: bool) -> None:
+def test_supported_versions_are_recognized(version: str, good: bool) -> None:
     parsed = parse_version(version)
     assert parsed is not None
     assert is_good(parsed) is good
     function = (ROOT / "tools" / "etcd.sh").read_text().split("sound() {")[1].split("\n}")[0]
     shell = subprocess.run(["sh", "-c", f"sound() {{{function}\n}}\nsound {version}"], check=False)
-    assert (shell.returncode == 0) is good, "the set-up judges otherwise"
+    assert (shell.returncode == 0) is good, "the set-up uses the same versions"
 
 
-def test_a_good_program_is_preferred_and_the_one_of_the_wheel_is_the_last(place: Place) -> None:
+def test_a_supported_program_is_preferred_and_that_of_the_wheel_is_last(place: Place) -> None:
     assert chosen(place("3.5.2", "3.4.23", "3.5.16", bundled="3.5.1")) == "3.4.23"
     assert chosen(place("3.5.2", "3.4.10", bundled="3.5.1")) == "3.5.1"
     assert chosen(place("3.5.2")) == "3.5.2"
@@ -93,7 +93,7 @@ def test_a_named_program_must_be_an_etcd(tmp_path: Path, place: Place) -> None:
     assert chosen({**environment, "CORANTO_ETCD_BINARY": str(tmp_path / "path-1" / "etcd-good")}) == "3.5.8"
 
 
-def test_data_are_opened_by_the_minor_version_that_wrote_them(data: Path, place: Place) -> None:
+def test_data_is_opened_by_the_minor_version_that_wrote_it(data: Path, place: Place) -> None:
     note_writer(data, EtcdProgram(Path("etcd"), (3, 5, 1)))
     assert chosen(place("3.4.23", "3.5.16", bundled="3.5.1"), data) == "3.5.16"
     assert chosen(place("3.4.23", bundled="3.5.1"), data) == "3.5.1"
@@ -106,17 +106,17 @@ def test_data_are_opened_by_the_minor_version_that_wrote_them(data: Path, place:
         assert f"({named or others})" in str(refused.value)
     note_writer(data, EtcdProgram(Path("etcd"), (3, 4, 23)))
     with pytest.raises(ClusterError, match=r"written by etcd 3\.4"):
-        find_etcd(place(bundled="3.5.1"), data)  # It is not good, and there would be no way back.
+        find_etcd(place(bundled="3.5.1"), data)  # That version is not supported, and the upgrade cannot be reverted.
 
 
-def test_data_of_earlier_releases_were_written_by_the_program_of_the_wheel(data: Path, place: Place) -> None:
+def test_data_of_earlier_releases_is_opened_by_the_program_of_the_wheel(data: Path, place: Place) -> None:
     assert chosen(place("3.4.23", bundled="3.5.1"), data) == "3.5.1"
     assert chosen(place("3.4.23"), data) == "3.4.23"  # etcd itself refuses data of a newer version.
     shutil.rmtree(data / "member")
     assert chosen(place("3.4.23", bundled="3.5.1"), data) == "3.4.23", "the data directory is new"
 
 
-def test_a_server_notes_its_version_and_warns_once_if_it_is_not_good(tmp_path: Path) -> None:
+def test_a_server_records_its_version_and_warns_once_if_it_is_unsupported(tmp_path: Path) -> None:
     server = EtcdServer(tmp_path / "data", fsync=False)
     with structlog.testing.capture_logs() as logs:
         for _ in range(2):

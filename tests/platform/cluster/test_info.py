@@ -1,4 +1,4 @@
-"""The file by which programs find a cluster."""
+"""The file that programs use to find a cluster."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_cluster_is_located_by_argument_environment_or_folder(
     assert locate() == saved
 
 
-def test_a_cluster_whose_process_is_gone_or_another_does_not_run(tmp_path: Path) -> None:
+def test_a_cluster_with_a_dead_or_reused_process_id_does_not_run(tmp_path: Path) -> None:
     cluster_info.save(info(tmp_path), running=False)
     with pytest.raises(ClusterError, match="no cluster runs"):
         locate(tmp_path)
@@ -57,7 +57,7 @@ def test_a_cluster_whose_process_is_gone_or_another_does_not_run(tmp_path: Path)
         locate(tmp_path)
 
 
-def test_a_cluster_without_brokers_says_so(tmp_path: Path) -> None:
+def test_a_cluster_without_brokers_is_reported(tmp_path: Path) -> None:
     lonely = ClusterInfo(tmp_path, "127.0.0.1:1", "/p", (), tmp_path, {"cluster": os.getpid()})
     with pytest.raises(ClusterError, match="without brokers"):
         _ = lonely.endpoint

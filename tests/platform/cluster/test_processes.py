@@ -29,7 +29,7 @@ def prints(process: ChildProcess, text: str) -> None:
     wait_ready(process, lambda: text in process.last_words(), timeout_seconds=120, cancelled=lambda: False)
 
 
-def test_ports_are_free_and_the_preferred_one_is_taken_when_it_can_be() -> None:
+def test_free_ports_are_chosen_and_the_preferred_one_if_possible() -> None:
     port = free_port()
     assert free_port(port) == port
     assert free_port(port, taken=[port]) != port
@@ -40,7 +40,7 @@ def test_ports_are_free_and_the_preferred_one_is_taken_when_it_can_be() -> None:
     assert [port_of(text) for text in ("127.0.0.1:80", "host", "", "host:x")] == [80, 0, 0, 0]
 
 
-def test_ports_are_of_the_range_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_are_in_the_range_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = free_port()
     monkeypatch.setenv("CORANTO_PORTS", f"{wanted}-{wanted}")
     assert free_port() == wanted
@@ -52,7 +52,7 @@ def test_ports_are_of_the_range_that_the_environment_names(monkeypatch: pytest.M
             free_port()
 
 
-def test_children_are_stopped_politely_then_by_force(tmp_path: Path) -> None:
+def test_children_are_terminated_and_then_killed(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     polite, stubborn = child(tmp_path, SLEEPER), child(tmp_path / "other", STUBBORN)
     prints(polite, "up")
@@ -68,7 +68,7 @@ def test_children_are_stopped_politely_then_by_force(tmp_path: Path) -> None:
     assert describe_exit(-99) == "signal 99"
 
 
-def test_a_child_that_ends_too_soon_is_quoted(tmp_path: Path) -> None:
+def test_the_output_of_a_child_that_ends_too_soon_is_shown(tmp_path: Path) -> None:
     process = child(tmp_path, [sys.executable, "-c", "print('why it failed'); raise SystemExit(3)"])
     with pytest.raises(ClusterError, match=r"(?s)exit code 3.*why it failed"):
         wait_ready(process, lambda: False, timeout_seconds=120, cancelled=lambda: False)
@@ -82,7 +82,7 @@ def test_a_child_that_ends_too_soon_is_quoted(tmp_path: Path) -> None:
     second.kill()
 
 
-def test_a_child_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     script = (
         "import os, sys, time; from pathlib import Path; from coranto.cluster.processes import ChildProcess\n"
         "folder = Path(sys.argv[1])\n"

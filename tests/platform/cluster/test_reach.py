@@ -1,4 +1,4 @@
-"""The configuration of a client by an orchestrator's settings, the environment, or the cluster that runs."""
+"""The configuration of a client by an orchestrator's settings, the environment, or the running cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_an_endpoint_wins_over_the_environment_over_the_cluster_that_runs(
+def test_a_setting_precedes_the_environment_and_the_running_cluster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     save(ClusterInfo(tmp_path, "", "/p", ("127.0.0.1:1", "127.0.0.1:2"), tmp_path / "files", {"cluster": os.getpid()}))
@@ -40,7 +40,7 @@ def test_an_endpoint_wins_over_the_environment_over_the_cluster_that_runs(
     assert reach(data_dir=str(tmp_path)).endpoint == "127.0.0.1:1,127.0.0.1:2"
 
 
-def test_a_token_or_keys_that_are_given_replace_both_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_tokens_or_keys_replace_both_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORANTO_AUTH_TOKEN", "a.b.c")
     plain = reach("127.0.0.1:1")
     given = reach("127.0.0.1:1", settings={"CORANTO_AUTH_KEYS": KEY, "CORANTO_AUTH_TOKEN": ""})
@@ -50,7 +50,7 @@ def test_a_token_or_keys_that_are_given_replace_both_of_the_environment(monkeypa
     assert reach("127.0.0.1:1", settings={"CORANTO_AUTH_KEYS": ""}).auth == plain.auth
 
 
-def test_an_issuer_that_is_given_replaces_the_environment_and_other_fields_complete_it(
+def test_a_given_issuer_replaces_the_environment_and_other_fields_complete_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CORANTO_AUTH_KEYS", KEY)
@@ -62,11 +62,11 @@ def test_an_issuer_that_is_given_replaces_the_environment_and_other_fields_compl
     assert reach("127.0.0.1:1").auth == OidcClient("https://other.example", "two", Secret("s"))
     other = reach("127.0.0.1:1", settings={"CORANTO_OIDC_CLIENT_SECRET": "t", "CORANTO_OIDC_SCOPE": ""})
     assert other.auth == OidcClient("https://other.example", "two", Secret("t"))
-    # No secret of the environment goes to an issuer that is given.
+    # A given issuer gets no secret of the environment.
     assert reach("127.0.0.1:1", settings=given).auth == OidcClient("https://login.example", "one")
     assert reach("127.0.0.1:1", settings={"CORANTO_AUTH_KEYS": KEY}).auth == Keys.parse(KEY)
 
 
-def test_without_an_endpoint_and_a_cluster_it_says_how_to_start_one() -> None:
+def test_without_an_endpoint_the_error_says_how_to_start_a_cluster() -> None:
     with pytest.raises(ClusterError, match="coranto up"):
         reach()

@@ -1,4 +1,4 @@
-"""`coranto journals …` against a fake broker, in this process and in ones of their own."""
+"""`coranto journals …` against a fake broker, in this process and in its own processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parts(remote: RemoteBroker) -> tuple[str, ...]:
 
 
 def create(remote: RemoteBroker, name: str, **fields: object) -> None:
-    """A journal whose spec is complete."""
+    """Create a journal with a complete spec."""
     spec = remote.fake.create(name, **{"labels": LINES, **fields}).spec
     spec.fragment.length = 1 << 20
     spec.fragment.compression_codec = pb.GZIP
@@ -45,7 +45,7 @@ def run(capfdbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts `coranto journals` in a process of its own."""
+    """Starts `coranto journals` in its own process."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*words: str) -> subprocess.Popen[bytes]:
@@ -76,7 +76,7 @@ def interrupt(process: subprocess.Popen[bytes], number: signal.Signals = signal.
 
 
 def persist(remote: RemoteBroker, name: str, content: bytes, root: Path, age: float) -> Path:
-    """A fragment in the store, as old as that. Returns its file."""
+    """Store a fragment with this age. Returns its file."""
     remote.write(name, content)
     journal = remote.fake.journals[name]
     journal.roll(root)

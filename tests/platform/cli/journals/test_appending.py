@@ -15,7 +15,9 @@ from coranto.testing.fake_broker import CallPoint
 from coranto.wire import protocol_pb2 as pb
 
 
-def test_all_input_goes_to_one_of_the_selected(run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]) -> None:
+def test_all_input_goes_to_one_of_the_selected_journals(
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]
+) -> None:
     assert run("append", "-l", "name:prefix=parts/", input=b"one\ntwo\n").code == 0
     assert sorted(remote.contents().values()) == [b"", b"", b"one\ntwo\n"]
     assert run("append", "-l", "kind=none", input=b"one").code == 1
@@ -76,7 +78,7 @@ def test_records_before_a_malformed_one_are_appended(
     assert len([each for each in remote.contents().values() if each]) == 1
 
 
-def test_options_of_append_that_do_not_go_together(run: CommandLine, parts: tuple[str, ...]) -> None:
+def test_contradictory_options_of_append_are_reported(run: CommandLine, parts: tuple[str, ...]) -> None:
     assert "--framing" in run("append", parts[0], "-m", "modulo").errors
     assert "--base64" in run("append", parts[0], "-f", "lines", "--base64").errors
 
@@ -99,7 +101,7 @@ def test_an_append_survives_the_loss_of_a_broker(
     assert remote.contents()["a/journal"] == b"small\n" + b"large" * 1_000_000 + b"\n"
 
 
-def test_content_goes_in_and_comes_out(run: CommandLine, remote: RemoteBroker, tmp_path: Path) -> None:
+def test_appended_content_is_read_back(run: CommandLine, remote: RemoteBroker, tmp_path: Path) -> None:
     remote.fake.create("a/journal")
     assert run("append", "a/journal", input=b"hello\n").output == "a/journal: appended 6 bytes at [0, 6)\n"
     large = tmp_path / "large"
@@ -113,7 +115,7 @@ def test_content_goes_in_and_comes_out(run: CommandLine, remote: RemoteBroker, t
     assert run("read", "a/journal", "--offset", "-1").output == ""
 
 
-def test_a_journal_is_named_once(run: CommandLine, remote: RemoteBroker) -> None:
+def test_one_journal_is_named_exactly_once(run: CommandLine, remote: RemoteBroker) -> None:
     assert run("append").code == 1
     assert "name one journal" in run("append", "a/journal", "-l", "b/journal").errors
     assert "--tail" in run("read", "a/journal", "--tail", "--offset", "3").errors
@@ -130,7 +132,7 @@ def test_a_journal_is_named_once(run: CommandLine, remote: RemoteBroker) -> None
         ({CONTENT_TYPE: JSON_LINES}, b"x\n" * 2_000_000 + b"x", "record 2000001 of the input: the input ends"),
     ],
 )
-def test_the_labels_of_a_journal_say_where_its_records_end(
+def test_appends_to_a_journal_end_with_whole_records_of_its_framing(
     run: CommandLine, remote: RemoteBroker, told: dict[str, str], content: bytes, problem: str
 ) -> None:
     remote.fake.create("a/journal", labels=label_set(told))
@@ -138,7 +140,7 @@ def test_the_labels_of_a_journal_say_where_its_records_end(
     assert (result.code, result.output) == (1, "")
     assert problem in result.errors
     assert not remote.contents()["a/journal"]
-    # All of it is one append, and no other framing is looked at if one is named.
+    # All of it is one append, and only the named framing is checked.
     assert run("append", "a/journal", "-f", "none", input=content).code == 0
     assert remote.contents()["a/journal"] == content
 

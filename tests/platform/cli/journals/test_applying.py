@@ -23,7 +23,7 @@ children: [{name: orders/part-000}, {name: orders/part-001}, {name: orders/part-
 
 
 def applied(remote: RemoteBroker) -> list[int]:
-    """The sizes of the requested transactions."""
+    """Return the sizes of the requested transactions."""
     return [len(request.changes) for request in remote.fake.requests if isinstance(request, pb.ApplyRequest)]
 
 
@@ -51,7 +51,7 @@ def test_a_tree_of_more_changes_than_a_transaction_holds_is_applied(run: Command
     assert applied(remote) == [100, 100, 100]
 
 
-def test_drift_is_found_shown_and_mended(run: CommandLine, remote: RemoteBroker) -> None:
+def test_drift_is_found_shown_and_repaired(run: CommandLine, remote: RemoteBroker) -> None:
     words = ("apply", "--specs", "-", "--update", "--prune", "name:prefix=orders/")
     assert run(*words, input=TREE.encode()).code == 0
     assert run(*words, "--check", input=TREE.encode()).code == 0
@@ -69,24 +69,22 @@ def test_drift_is_found_shown_and_mended(run: CommandLine, remote: RemoteBroker)
     ]
     assert "2 journals are not as the input says" in drifted.errors
     assert applied(remote) == [3]
-    mended = run(*words, input=TREE.encode())
-    assert mended.output.splitlines()[2:] == [
+    repaired = run(*words, input=TREE.encode())
+    assert repaired.output.splitlines()[2:] == [
         "update orders/part-001",
         "delete orders/left (the document does not name it)",
     ]
     assert sorted(remote.fake.journals) == ["orders/part-000", "orders/part-001", "orders/part-002", "other/one"]
 
 
-def test_without_update_a_journal_that_exists_must_be_given_its_revision(
-    run: CommandLine, remote: RemoteBroker
-) -> None:
+def test_without_update_an_existing_journal_requires_its_revision(run: CommandLine, remote: RemoteBroker) -> None:
     assert run("apply", "--specs", "-", input=TREE.encode()).code == 0
     result = run("apply", "--specs", "-", input=TREE.replace("replication: 1", "replication: 2").encode())
     assert (result.code, result.output) == (1, "")
     assert "orders/part-000 exists already, at revision" in result.errors
 
 
-def test_specs_that_say_nothing_of_a_suspension_keep_it(run: CommandLine, remote: RemoteBroker) -> None:
+def test_specs_without_a_suspension_keep_the_present_one(run: CommandLine, remote: RemoteBroker) -> None:
     assert run("apply", "--specs", "-", input=TREE.encode()).code == 0
     suspended = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.FULL, offset=77)
     spec = remote.fake.journals["orders/part-000"].spec
@@ -153,7 +151,7 @@ def test_listed_yaml_can_be_applied(run: CommandLine, remote: RemoteBroker, spec
     assert remote.fake.journals["orders/part-000"].spec.fragment.length == 1 << 20
 
 
-def test_specs_that_are_there_already_are_left_alone(run: CommandLine, remote: RemoteBroker, specs: Path) -> None:
+def test_specs_that_exist_already_are_unchanged(run: CommandLine, remote: RemoteBroker, specs: Path) -> None:
     run("apply", "--specs", str(specs))
     again = run("apply", "--specs", str(specs))
     assert (again.code, again.output) == (0, "unchanged orders/part-000\nunchanged orders/part-001\n")
@@ -185,7 +183,7 @@ def test_conflicting_specs_are_explained(run: CommandLine, remote: RemoteBroker,
         (b"", "names no journals"),
     ],
 )
-def test_specs_that_cannot_be_read(
+def test_unreadable_specs_are_refused(
     run: CommandLine, remote: RemoteBroker, tmp_path: Path, content: bytes, problem: str
 ) -> None:
     path = tmp_path / "specs.yaml"

@@ -15,7 +15,7 @@ from coranto.testing.fake_broker import CallPoint
 
 @pytest.fixture
 def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Makes an editor of Python statements about `text`, one for each time that it is opened."""
+    """Makes an editor that runs Python statements on `text`, one for each time it opens."""
 
     def make(*steps: str) -> Path:
         seen = tmp_path / "seen"
@@ -91,7 +91,7 @@ def test_unchanged_and_empty_edits_do_nothing(
     assert remote.fake.count("Apply") == 0
 
 
-def test_an_editor_that_is_not_there(
+def test_a_missing_editor_is_reported(
     run: CommandLine, parts: tuple[str, ...], editor: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = editor()

@@ -1,4 +1,4 @@
-"""`coranto journals fork` against a real etcd, brokers and files: killed on the way, finished, read, and dropped."""
+"""`coranto journals fork` against a real etcd, brokers and files: interrupted, finished, read, and dropped."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to be"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.005)
 
 
@@ -74,7 +74,7 @@ def labels_of(client: SyncJournalClient, journal: str) -> pb.LabelSet | None:
     return found[0].spec.labels if found else None
 
 
-def test_a_fork_is_killed_while_it_is_made_and_finished_read_and_dropped(
+def test_a_fork_killed_during_creation_is_finished_read_and_dropped(
     cluster: EmbeddedCluster,
     client: SyncJournalClient,
     environment: dict[str, str],
@@ -83,7 +83,7 @@ def test_a_fork_is_killed_while_it_is_made_and_finished_read_and_dropped(
 ) -> None:
     client.apply([pb.ApplyRequest.Change(upsert=spec(), expect_mod_revision=0)])
     client.append(SOURCE, LINE * 9000)  # More than a fragment.
-    tail = client.append(SOURCE, LINE * 6000).begin  # It is not stored, and takes a while to copy.
+    tail = client.append(SOURCE, LINE * 6000).begin  # Not stored, and slow to copy.
     until(lambda: any(each.persisted for each in client.fragments(SOURCE)))
     head = client.head(SOURCE)
 
@@ -116,14 +116,14 @@ def test_a_fork_is_killed_while_it_is_made_and_finished_read_and_dropped(
     assert sum_of(content) == fragment.sum
     assert content == (LINE * 15000)[: fragment.end]
 
-    # A manifest names the source, and an audit finds all that is shared.
+    # A manifest names the source, and an audit finds all shared content.
     made = Manifest.from_json(run("manifest", FORK).output)
     (part,) = made.journals
     assert (part.sources, part.begin, made.fragments[0].journal) == ([SOURCE], 0, SOURCE)
     audit = CommandLine(capfdbinary.readouterr, "audit")
     assert audit("run", FORK).code == audit("run", SOURCE).code == 0
 
-    # The source stays while it has a fork, whatever a tree of specs says.
+    # The source stays while it has a fork, even if a tree of specs deletes it.
     (info,) = client.list(f"name={SOURCE}").journals
     with pytest.raises(RpcFailed, match=f"its fork {FORK}"):
         client.apply([pb.ApplyRequest.Change(delete=SOURCE, expect_mod_revision=info.mod_revision)])

@@ -10,7 +10,7 @@ from coranto.wire import protocol_pb2 as pb
 from tests.platform.cli.journals.conftest import persist
 
 
-def test_fragments_of_several_journals(
+def test_fragments_of_several_journals_are_listed(
     run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], tmp_path: Path
 ) -> None:
     for name in parts:
@@ -24,7 +24,7 @@ def test_fragments_of_several_journals(
     assert "--url-ttl" in run("fragments", parts[0], "--url-ttl", "soon").errors
 
 
-def test_fragments(run: CommandLine, remote: RemoteBroker, tmp_path: Path) -> None:
+def test_stored_and_local_fragments_are_listed(run: CommandLine, remote: RemoteBroker, tmp_path: Path) -> None:
     journal = remote.fake.create("a/journal")
     remote.write("a/journal", b"persisted")
     fragment = journal.roll(tmp_path)

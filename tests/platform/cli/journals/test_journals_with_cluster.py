@@ -1,4 +1,4 @@
-"""`coranto journals …` against real brokers: each command does to a cluster what it says."""
+"""`coranto journals …` against real brokers: the effect of each command on a cluster."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run(cluster: EmbeddedCluster, capfdbinary: pytest.CaptureFixture[bytes], mon
 
 @pytest.fixture
 def folder(run: Run, client: SyncJournalClient, request: pytest.FixtureRequest) -> str:
-    """Two new journals below a folder, which can be appended to."""
+    """Create two new journals below a folder, and wait until they accept appends."""
     name = str(request.node.name)
     run("apply", "--specs", "-", "--max-txn-size", "1", input=TREE.format(folder=name).encode())
     for part in ("part-000", "part-001"):
@@ -77,7 +77,7 @@ def folder(run: Run, client: SyncJournalClient, request: pytest.FixtureRequest) 
 
 
 def spec_of(journal: str, *, replication: int) -> str:
-    """A tree that changes one journal's replication, whatever its revision is."""
+    """Return a tree that changes one journal's replication, for any revision."""
     folder = journal.rpartition("/")[0]
     tree = TREE.format(folder=folder).replace("replication: 1", f"replication: {replication}")
     return tree[: tree.index("children")] + f"children: [{{name: {journal}, revision: -1}}]\n"
@@ -86,12 +86,12 @@ def spec_of(journal: str, *, replication: int) -> str:
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to be"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.05)
 
 
 def persist(client: SyncJournalClient, journal: str) -> int:
-    """Append what fills a fragment and goes to the store; returns once it is there, with its end."""
+    """Append enough content to store a fragment, wait until it is stored, and return its end."""
     end = 0
     for letter in b"xyz":
         end = client.append(journal, bytes([letter]) * 2000 + b"\n").end
@@ -109,7 +109,7 @@ def test_a_tree_of_many_journals_is_applied_drifts_and_is_pruned(run: Run, clien
     def suspension() -> pb.JournalSpec.Suspend:
         return client.list("name=many/part-007").journals[0].spec.suspend
 
-    until(lambda: suspension().level == pb.JournalSpec.Suspend.FULL)  # The other broker may be behind for a moment.
+    until(lambda: suspension().level == pb.JournalSpec.Suspend.FULL)  # The other broker may lag for a moment.
     suspended = suspension()
     changed = f"{head}children: [{', '.join(['{name: many/part-000/eu}', *parts[1:]])}]".replace(": 1024", ": 2048")
     plan = run(*words, "--dry-run", input=changed.encode()).splitlines()
@@ -124,11 +124,11 @@ def test_a_tree_of_many_journals_is_applied_drifts_and_is_pruned(run: Run, clien
     assert listed["many/part-007"].suspend == suspended
 
 
-def test_a_watch_shows_changes_and_who_serves(cluster: EmbeddedCluster, run: Run, folder: str) -> None:
+def test_a_watch_shows_changes_and_primaries(cluster: EmbeddedCluster, run: Run, folder: str) -> None:
     words = ["journals", "list", "--watch", "-o", "json", "-l", f"name:prefix={folder}/", "--endpoint"]
     with subprocess.Popen([*COMMAND, *words, cluster.info.endpoint], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        for line in process.stdout:  # A broker may be behind in what it knows of these, for a moment.
+        for line in process.stdout:  # A broker may lag for a moment.
             if [entry["route"]["primary"] for entry in json.loads(line)["journals"]] == [0, 0]:
                 break
         else:
@@ -144,7 +144,7 @@ def test_a_watch_shows_changes_and_who_serves(cluster: EmbeddedCluster, run: Run
         process.kill()
 
 
-def test_an_edit(
+def test_an_edit_is_applied(
     run: Run, client: SyncJournalClient, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CORANTO_EDITOR", "sed -i 's/length: 1024/length: 4096/'")
@@ -152,7 +152,9 @@ def test_an_edit(
     assert {info.spec.fragment.length for info in client.list(f"name:prefix={folder}/").journals} == {4096}
 
 
-def test_records_are_spread_and_read_together(run: Run, client: SyncJournalClient, folder: str, tmp_path: Path) -> None:
+def test_records_are_appended_to_several_journals_and_read_together(
+    run: Run, client: SyncJournalClient, folder: str, tmp_path: Path
+) -> None:
     selector = f"name:prefix={folder}/"
     lines = [b'{"n": %d}\n' % number for number in range(2000)]
     keyed = b"".join(b"key-%d\n" % (number % 7) + line for number, line in enumerate(lines))
@@ -168,7 +170,7 @@ def test_records_are_spread_and_read_together(run: Run, client: SyncJournalClien
     assert run("read", "-l", selector, "--offsets", str(offsets), "--offsets-out", str(offsets)) == "more\n"
 
 
-def test_a_tail_of_several(cluster: EmbeddedCluster, client: SyncJournalClient, folder: str) -> None:
+def test_a_tail_follows_several_journals(cluster: EmbeddedCluster, client: SyncJournalClient, folder: str) -> None:
     client.append(f"{folder}/part-000", b"old\n")
     words = ["journals", "read", "-l", f"name:prefix={folder}/", "--block", "--endpoint"]
     with subprocess.Popen([*COMMAND, *words, cluster.info.endpoint], stdout=subprocess.PIPE) as process:
@@ -189,13 +191,15 @@ def test_fragments_are_listed_with_urls(run: Run, client: SyncJournalClient, fol
     assert all(entry["spec"]["mod_time"] != "0" for entry in document["fragments"])
 
 
-def test_pruning(cluster: EmbeddedCluster, run: Run, client: SyncJournalClient, folder: str) -> None:
+def test_pruning_removes_fragments_beyond_the_retention(
+    cluster: EmbeddedCluster, run: Run, client: SyncJournalClient, folder: str
+) -> None:
     journal = f"{folder}/part-000"
     for _ in range(2):
         persist(client, journal)
 
     def files() -> list[Path]:
-        # A name with a dot in front is a fragment that is being written.
+        # A leading dot marks a fragment that is being written.
         return sorted(path for path in (cluster.info.file_root / journal).iterdir() if path.name[0] != ".")
 
     until(lambda: len(files()) > 1)
@@ -208,10 +212,10 @@ def test_pruning(cluster: EmbeddedCluster, run: Run, client: SyncJournalClient, 
     before = files()
     assert len(before) > 1
     assert f"removed {len(before) - 1} fragments" in run("prune", journal)
-    assert files() == before[-1:], "what tells the head is kept"
+    assert files() == before[-1:], "the last fragment is kept"
 
 
-def test_suspending_and_waking(run: Run, client: SyncJournalClient, folder: str) -> None:
+def test_suspended_journals_resume_with_an_append(run: Run, client: SyncJournalClient, folder: str) -> None:
     full, partial = f"{folder}/part-000", f"{folder}/part-001"
     end = persist(client, partial)
     assert run("suspend", partial) == f"{partial}: not idle; left as it is\n"
@@ -220,7 +224,7 @@ def test_suspending_and_waking(run: Run, client: SyncJournalClient, folder: str)
         f"{partial}: suspended (PARTIAL)",
     ]
 
-    def levels() -> list[int]:  # One broker may be behind the other for a moment.
+    def levels() -> list[int]:  # One broker may lag for a moment.
         return [info.spec.suspend.level for info in client.list(f"name:prefix={folder}/").journals]
 
     Suspend = pb.JournalSpec.Suspend
@@ -239,7 +243,7 @@ def test_lost_heads_are_reset(cluster: EmbeddedCluster, run: Run, client: SyncJo
     run("apply", "--specs", "-", input=spec_of(replicated, replication=2).encode())
     for journal in (single, replicated):
         client.append(journal, b"known\n")
-        # Somebody else has written on, and the store alone knows.
+        # Another writer has continued, and only the store has its content.
         fragment = Fragment(journal, 1000, end, sum_of(content), Codec.GZIP)
         path = cluster.info.file_root / fragment.content_path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -261,11 +265,11 @@ def test_lost_heads_are_reset(cluster: EmbeddedCluster, run: Run, client: SyncJo
     assert run("reset-head", "-l", selector).count(f"healthy, at {end + 3}") == 2
 
 
-def test_stores_are_tried(run: Run) -> None:
+def test_stores_are_checked(run: Run) -> None:
     assert run("store-health", "file:///", "--check-delete-prefix", "probe/") == "file:///: healthy\n"
 
 
-def test_a_manifest_is_scanned_and_read_by_duckdb_alone(
+def test_a_manifest_is_scanned_and_read_by_duckdb_without_brokers(
     run: Run, client: SyncJournalClient, folder: str, tmp_path: Path
 ) -> None:
     journal, path = f"{folder}/part-000", tmp_path / "manifest.json"

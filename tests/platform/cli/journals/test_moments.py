@@ -1,4 +1,4 @@
-"""`--as-of`: commands, scans and clients read the same bytes of a moment, or say what is gone."""
+"""`--as-of`: commands, scans and clients read the same bytes as of a time, or report missing content."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: RemoteBroker) 
     for number, name in enumerate(JOURNALS):
         journal = remote.fake.create(name)
         for second in range(4):
-            last = Flags.CONTINUE_TXN if second == 2 else Flags.OUTSIDE_TXN  # Committed by nothing at that moment.
+            last = Flags.CONTINUE_TXN if second == 2 else Flags.OUTSIDE_TXN  # Not committed at that time.
             remote.write(name, line(10 * second + number, second, last))
             if second < 3:
                 journal.roll(tmp_path, Codec.GZIP)
     return tmp_path
 
 
-def test_everybody_reads_the_same_of_a_moment(run: CommandLine, remote: RemoteBroker, root: Path) -> None:
-    then = str(T + 20)  # Of shop/b, the third message is later.
+def test_commands_and_clients_read_the_same_as_of_a_time(run: CommandLine, remote: RemoteBroker, root: Path) -> None:
+    then = str(T + 20)  # The third message of shop/b is later.
     contents = remote.contents()
     expected = contents["shop/a"][: 3 * SIZE], contents["shop/b"][: 2 * SIZE]
     read = run("read", "-l", "name:prefix=shop/", "--as-of", then)
@@ -61,16 +61,18 @@ def test_everybody_reads_the_same_of_a_moment(run: CommandLine, remote: RemoteBr
         assert list(committed_messages(client, "shop/none", JsonLines(), as_of=moment)) == []
 
 
-def test_what_retention_took_is_told_by_everybody(run: CommandLine, remote: RemoteBroker, root: Path) -> None:
+def test_commands_and_clients_report_content_removed_by_retention(
+    run: CommandLine, remote: RemoteBroker, root: Path
+) -> None:
     for name in JOURNALS:
         remote.fake.journals[name].drop_before(SIZE)
     offsets = root / "then.json"
     offsets.write_text(json.dumps(dict.fromkeys(JOURNALS, 2 * SIZE)))
-    gone = f"shop/a [0, {SIZE}), shop/b [0, {SIZE})"
+    missing = f"shop/a [0, {SIZE}), shop/b [0, {SIZE})"
     for words in (["read", "-l", "name:prefix=shop/"], ["manifest", "shop/"]):
         result = run(*words, "--as-of", str(offsets))
         assert (result.code, result.output) == (1, "")
-        assert gone in result.errors
+        assert missing in result.errors
     begins = root / "begins.json"
     begins.write_text(json.dumps(dict.fromkeys(JOURNALS, SIZE)))
     left = run("read", "-l", "name:prefix=shop/", "--as-of", str(offsets), "--offsets", str(begins))
@@ -94,7 +96,7 @@ def test_what_retention_took_is_told_by_everybody(run: CommandLine, remote: Remo
     ],
     ids=str,
 )
-def test_moments_that_make_no_sense_are_refused(
+def test_invalid_moments_are_refused(
     words: list[str], problem: str, run: CommandLine, remote: RemoteBroker, root: Path
 ) -> None:
     result = run(*words)
@@ -118,9 +120,9 @@ def test_offsets_of_an_earlier_journal_are_refused_by_every_command(
     create(2)
     offsets = tmp_path / "then.json"
     assert run("read", "-l", "name:prefix=shop/", "--offsets-out", str(offsets)).code == 0
-    told = json.loads(offsets.read_text())
+    offsets_out = json.loads(offsets.read_text())
     first = {name: remote.fake.journals[name].journal_id for name in names}
-    assert told == {name: {"offset": 2 * SIZE, "journal_id": first[name]} for name in names}
+    assert offsets_out == {name: {"offset": 2 * SIZE, "journal_id": first[name]} for name in names}
     selected = ["read", "-l", "name:prefix=shop/"]
     assert run(*selected, "--offsets", str(offsets)).output == "", "all of it is read"
 
@@ -139,7 +141,7 @@ def test_offsets_of_an_earlier_journal_are_refused_by_every_command(
         result = run(*words)
         assert (result.code, result.output) == (1, ""), words
         assert "was deleted and created again: offset" in result.errors, words
-    assert json.loads(offsets.read_text()) == told
+    assert json.loads(offsets.read_text()) == offsets_out
 
     with SyncJournalClient(remote.fake.endpoint) as client:
         moment = client.moment("name:prefix=shop/", T + 1)
@@ -152,9 +154,9 @@ def test_offsets_of_an_earlier_journal_are_refused_by_every_command(
         with pytest.raises(JournalRecreated):
             list(committed_messages(client, "shop/a", JsonLines(), begin=moment.ends["shop/a"]))
 
-    # What the errors say to do: offsets as numbers are of any journal, and one that is not named is read whole.
-    offsets.write_text(json.dumps({name: each["offset"] for name, each in told.items()}))
+    # Follow the errors' advice: plain numbers apply to any journal, and an omitted journal is read completely.
+    offsets.write_text(json.dumps({name: each["offset"] for name, each in offsets_out.items()}))
     for option in ("--offsets", "--as-of"):
         assert len(run(*selected, option, str(offsets)).output.splitlines()) == {"--offsets": 8, "--as-of": 4}[option]
-    offsets.write_text(json.dumps({"shop/b": told["shop/b"]["offset"]}))
+    offsets.write_text(json.dumps({"shop/b": offsets_out["shop/b"]["offset"]}))
     assert len(run(*selected, "--offsets", str(offsets)).output.splitlines()) == 6 + 4

@@ -33,7 +33,7 @@ def test_old_fragments_are_pruned(
     assert [path.exists() for path in (*old, new)] == [False, True, True, True]
 
 
-def test_what_a_fork_shares_is_kept(
+def test_fragments_shared_with_a_fork_are_kept(
     run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CORANTO_FILE_ROOT", str(tmp_path))
@@ -46,7 +46,7 @@ def test_what_a_fork_shares_is_kept(
 
 
 @pytest.mark.parametrize("change", ["fork", "retention"])
-def test_nothing_more_is_removed_once_a_journal_is_forked_or_keeps_more(
+def test_pruning_stops_when_a_journal_is_forked_or_its_retention_grows(
     change: str,
     run: CommandLine,
     remote: RemoteBroker,
@@ -60,21 +60,21 @@ def test_nothing_more_is_removed_once_a_journal_is_forked_or_keeps_more(
     old = [persist(remote, parts[0], content, tmp_path, 3700) for content in (b"first", b"second", b"third", b"end")]
     remove = FileFragments.remove
 
-    async def meanwhile(self: FileFragments, fragment: Fragment) -> None:
+    async def remove_then_change(self: FileFragments, fragment: Fragment) -> None:
         await remove(self, fragment)
         if change == "fork":
             spec.labels.CopyFrom(labels.add_value(spec.labels, labels.FORK_HOLD, f"{fragment.end}/a/fork"))
         else:
             spec.fragment.retention.seconds = 3650
 
-    monkeypatch.setattr(FileFragments, "remove", meanwhile)
+    monkeypatch.setattr(FileFragments, "remove", remove_then_change)
     result = run("prune", parts[0])
     assert "removed 1 fragments" in result.output
     assert f"{parts[0]} now has a fork or another retention" in result.errors
     assert [path.exists() for path in old] == [False, True, True, True]
 
 
-def test_pruning_files_needs_to_know_where_they_are(
+def test_pruning_files_requires_the_file_root(
     run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], tmp_path: Path
 ) -> None:
     remote.fake.journals[parts[0]].spec.fragment.retention.seconds = 3600

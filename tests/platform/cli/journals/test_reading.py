@@ -18,9 +18,7 @@ from coranto.wire import protocol_pb2 as pb
 from tests.platform.cli.journals.conftest import Start, create, interrupt, pipe
 
 
-def test_several_journals_are_read_a_line_at_a_time(
-    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]
-) -> None:
+def test_several_journals_are_read_line_by_line(run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]) -> None:
     lines = {name: [b"%s %06d\n" % (name.encode(), number) for number in range(3000)] for name in parts}
     for name in parts:
         remote.write(name, b"".join(lines[name]))
@@ -63,7 +61,9 @@ def test_reads_continue_at_their_offsets(
 
 
 @pytest.mark.parametrize("content", ["no json", "[1]", '{"a/journal": -1}', '{"a/journal": "x"}'])
-def test_a_file_that_holds_no_offsets(run: CommandLine, parts: tuple[str, ...], tmp_path: Path, content: str) -> None:
+def test_a_file_without_offsets_is_refused(
+    run: CommandLine, parts: tuple[str, ...], tmp_path: Path, content: str
+) -> None:
     path = tmp_path / "offsets.json"
     path.write_text(content)
     result = run("read", parts[0], "--offsets", str(path))
@@ -75,14 +75,14 @@ def test_a_file_that_holds_no_offsets(run: CommandLine, parts: tuple[str, ...], 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
-def test_a_tail_follows_journals_as_they_come_and_go(
+def test_a_tail_follows_journals_that_are_created_and_ends_with_a_signal(
     remote: RemoteBroker, parts: tuple[str, ...], start: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
     for name in parts:
         remote.write(name, b"old\n")
     offsets = tmp_path / "offsets.json"
     process = start("read", "-l", "name:prefix=parts/", "--tail", "--offsets-out", str(offsets))
-    # Of each journal first the head is asked for, and then its content from there.
+    # Each journal gets a request for its head, and then one for its content from there.
     remote.reached(CallPoint.READ_BEGUN, 6)
     output = pipe(process.stdout)
     remote.write(parts[1], b"new\n")
@@ -95,23 +95,21 @@ def test_a_tail_follows_journals_as_they_come_and_go(
     assert json.loads(offsets.read_text()) == {parts[0]: 4, parts[1]: 8, parts[2]: 4, "parts/part-003": 6}
 
 
-def test_suspended_journals_have_nothing_to_read(
-    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]
-) -> None:
+def test_suspended_journals_have_no_content(run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]) -> None:
     remote.fake.journals[parts[0]].spec.suspend.level = pb.JournalSpec.Suspend.FULL
     remote.write(parts[1], b"one\n")
     assert run("read", "-l", "name:prefix=parts/").output == "one\n"
     assert "SUSPENDED" in run("read", parts[0]).errors
 
 
-def test_options_of_read_that_do_not_go_together(run: CommandLine, parts: tuple[str, ...], tmp_path: Path) -> None:
+def test_contradictory_options_of_read_are_reported(run: CommandLine, parts: tuple[str, ...], tmp_path: Path) -> None:
     assert "--offsets" in run("read", *parts, "--offset", "3").errors
     assert "--offsets" in run("read", "-l", "", "--end", "3").errors
     assert "--committed" in run("read", *parts, "--committed").errors
     assert "--from" in run("read", parts[0], "--from", "yesterday").errors
 
 
-def test_content_may_be_chosen_by_when_it_was_stored(
+def test_content_is_selected_by_the_time_it_was_stored(
     run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]
 ) -> None:
     for text in ("1700000000", "2023-11-14T22:13:20", "2023-11-14T23:13:20+01:00"):
@@ -121,7 +119,7 @@ def test_content_may_be_chosen_by_when_it_was_stored(
     assert 7200 <= time.time() - remote.fake.requests[-1].begin_mod_time < 7260
 
 
-def test_a_gap_is_reported_beside_the_content(run: CommandLine, remote: RemoteBroker, tmp_path: Path) -> None:
+def test_a_gap_is_reported_in_addition_to_the_content(run: CommandLine, remote: RemoteBroker, tmp_path: Path) -> None:
     journal = remote.fake.create("a/journal")
     for content in (b"0123", b"4567"):
         remote.write("a/journal", content)
@@ -132,13 +130,13 @@ def test_a_gap_is_reported_beside_the_content(run: CommandLine, remote: RemoteBr
     assert "no content in [0, 4)" in result.errors
 
 
-def test_blocking_reads_end_at_their_end(run: CommandLine, remote: RemoteBroker) -> None:
+def test_blocking_reads_end_at_the_end_offset(run: CommandLine, remote: RemoteBroker) -> None:
     remote.fake.create("a/journal")
     remote.write("a/journal", b"0123456789")
     assert run("read", "a/journal", "--block", "--end", "7").output == "0123456"
 
 
-def test_committed_messages_only_and_once(run: CommandLine, remote: RemoteBroker) -> None:
+def test_committed_reads_return_each_committed_message_once(run: CommandLine, remote: RemoteBroker) -> None:
     remote.fake.create("a/journal")
     clock = ProducerClock(lambda: 1_700_000_000_000_000_000)
     producer = ProducerId(b"\x01produ")

@@ -16,7 +16,7 @@ def test_journals_are_named_or_selected(run: CommandLine, parts: tuple[str, ...]
     assert missing.errors.startswith("coranto: no/journal: JOURNAL_NOT_FOUND")
 
 
-def test_a_name_is_selector_enough(run: CommandLine, parts: tuple[str, ...]) -> None:
+def test_a_name_replaces_a_selector(run: CommandLine, parts: tuple[str, ...]) -> None:
     assert run("reset-head", "-l", parts[1]).output == f"{parts[1]}: healthy, at 0\n"
     assert run("reset-head", "-l", "content-type").output.count("healthy") == 3
     assert run("reset-head", "-l", "").output.count("healthy") == 3

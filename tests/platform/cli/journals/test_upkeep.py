@@ -40,7 +40,7 @@ def test_heads_are_reset(run: CommandLine, remote: RemoteBroker, parts: tuple[st
     assert "[1000, 1008)" in run("append", parts[1], input=b"content\n").output
 
 
-def test_a_reset_that_another_append_overtakes_is_tried_again(
+def test_a_reset_is_retried_after_a_concurrent_append(
     run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]
 ) -> None:
     remote.fake.journals[parts[1]].index_end = 1000
@@ -48,7 +48,7 @@ def test_a_reset_that_another_append_overtakes_is_tried_again(
     assert run("reset-head", parts[1]).output == f"{parts[1]}: reset to 1000\n"
 
 
-def test_a_failure_of_one_journal_leaves_the_others_done(
+def test_a_failure_of_one_journal_does_not_stop_the_others(
     run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]
 ) -> None:
     remote.fake.at(CallPoint.APPEND_BEGUN, pb.NOT_ALLOWED)

@@ -17,8 +17,8 @@ from tests.platform.cli.streams.conftest import create
 def test_a_scaling_is_reported(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     create(run, "steady", "-s", "3")
 
-    class Decided:
-        """Decides the same at its first step, and fails at the next."""
+    class FailsAfterDecision:
+        """Makes the same decision at its first step, and fails at the next."""
 
         def __init__(self, client: JournalClient, names: list[str], *, policy: ScalingPolicy | None) -> None:
             assert (names, policy) == (["steady"], ScalingPolicy.by_bytes(5))
@@ -32,7 +32,7 @@ def test_a_scaling_is_reported(run: CommandLine, monkeypatch: pytest.MonkeyPatch
             changes = (Split(0, 2), Merge((1, 2)))
             return [Scaled(await self._streams.scale("steady", changes), changes)]
 
-    monkeypatch.setattr(autoscaling, "Autoscaler", Decided)
+    monkeypatch.setattr(autoscaling, "Autoscaler", FailsAfterDecision)
     result = run("autoscale", "steady", "--policy", "bytes/5", "--interval", "0.01")
     assert result.output == "steady: split 0 into 2; merged 1 and 2; 3 segments are active now\n"
     assert (result.code, "the brokers are gone" in result.errors) == (1, True)

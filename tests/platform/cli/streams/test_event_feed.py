@@ -1,4 +1,4 @@
-"""The hand-over of events from `coranto streams write` to the writer on the event loop."""
+"""The feed of events from `coranto streams write` to the writer on the event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLACE = EventPosition(0, "orders/segment/00000000", 0, 1)
 
 
 class HeldWriter:
-    """Settles nothing before it is told to, and then all; refuses text, and fails at bytes."""
+    """Completes no append until `settle`, and then all; refuses text, and fails at bytes."""
 
     def __init__(self) -> None:
         self.held = True
@@ -44,7 +44,7 @@ class HeldWriter:
         self.open.clear()
 
 
-def handing(writer: HeldWriter, late: list[int]) -> EventFeed:
+def feed_of(writer: HeldWriter, late: list[int]) -> EventFeed:
     def settle() -> None:
         late.append(1)
         shared_loop().call(writer.settle)
@@ -54,32 +54,32 @@ def handing(writer: HeldWriter, late: list[int]) -> EventFeed:
 
 def test_appends_in_flight_are_bounded_and_waiting_is_reported() -> None:
     writer, late = HeldWriter(), list[int]()
-    handed = handing(writer, late)
+    feed = feed_of(writer, late)
     for number in range(TOGETHER):
         assert not late
-        handed.add("key", {}, number)
-    assert late == [1], "there was no room until some were settled"
-    assert handed.durable >= TOGETHER // 2
-    handed.finish()
-    assert handed.durable == handed.given == TOGETHER
+        feed.add("key", {}, number)
+    assert late == [1], "the feed blocked until appends completed"
+    assert feed.durable >= TOGETHER // 2
+    feed.finish()
+    assert feed.durable == feed.given == TOGETHER
     assert writer.sequences == list(range(TOGETHER))
 
 
 def test_repeated_events_are_counted() -> None:
     writer, late = HeldWriter(), list[int]()
-    handed = handing(writer, late)
-    handed.add("key", {}, 1)
-    handed.finish()
-    assert (handed.durable, handed.repeated, late) == (1, 1, [1])
+    feed = feed_of(writer, late)
+    feed.add("key", {}, 1)
+    feed.finish()
+    assert (feed.durable, feed.repeated, late) == (1, 1, [1])
 
 
 @pytest.mark.parametrize(("event", "problem"), [("text", "line 2: no text"), (b"", "the brokers are gone")])
 def test_the_first_failure_is_raised(event: object, problem: str) -> None:
     writer, late = HeldWriter(), list[int]()
-    handed = handing(writer, late)
-    handed.add("key", {}, None)
-    handed.add("key", event, None)
+    feed = feed_of(writer, late)
+    feed.add("key", {}, None)
+    feed.add("key", event, None)
     with pytest.raises(CorantoError, match=problem):
-        handed.finish()
+        feed.finish()
     with pytest.raises(CorantoError, match=problem):
-        handed.add("key", {}, None)
+        feed.add("key", {}, None)

@@ -1,4 +1,4 @@
-"""`coranto streams fork`: from the present, from a file of offsets, and at a time."""
+"""`coranto streams fork`: from the present state, from a file of offsets, and as of a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coranto.testing.command_line import CommandLine
 from tests.platform.cli.streams.conftest import create
 
 
-def test_a_stream_is_forked_now_and_as_of_a_moment(run: CommandLine, tmp_path: Path) -> None:
+def test_a_stream_is_forked_now_and_as_of_a_time(run: CommandLine, tmp_path: Path) -> None:
     create(run, "shop/orders", "-s", "2")
     written = run("write", "shop/orders", "--tabs", input=b'alice\t{"n": 1}\ncarol\t{"n": 2}\n')
     assert written.code == 0, written.errors
@@ -33,8 +33,8 @@ def test_a_stream_is_forked_now_and_as_of_a_moment(run: CommandLine, tmp_path: P
     assert run("read", "early").output == ""
     refused = run("fork", "shop/orders", "future", "--as-of", str(int(time.time()) + 3600))
     assert (refused.code, "in the future" in refused.errors) == (1, True)
-    gone = run("fork", "nothing", "what")
-    assert (gone.code, "there is no stream nothing" in gone.errors) == (1, True)
+    missing = run("fork", "nothing", "what")
+    assert (missing.code, "there is no stream nothing" in missing.errors) == (1, True)
     taken = run("fork", "then", "shop/orders")
     assert (taken.code, "choose another name" in taken.errors) == (1, True)
     assert "was forked from it" in run("delete", "shop/orders", "--yes").errors

@@ -18,7 +18,7 @@ def described(run: CommandLine, name: str) -> dict[str, object]:
     return found
 
 
-def test_from_creation_to_deletion(run: CommandLine) -> None:
+def test_a_stream_is_created_changed_and_deleted(run: CommandLine) -> None:
     assert run("create", "shop/orders", "-s", "2", "--store", STORE_URL, "--scale", "bytes/1000").output == (
         "created shop/orders with 2 segments\n"
     )
@@ -52,8 +52,8 @@ def test_from_creation_to_deletion(run: CommandLine) -> None:
     unsure = run("delete", "shop/orders")
     assert (unsure.code, "confirm with --yes" in unsure.errors) == (1, True)
     assert run("delete", "shop/orders", "--yes").output == "deleted shop/orders\n"
-    gone = run("describe", "shop/orders")
-    assert (gone.code, "there is no stream shop/orders" in gone.errors) == (1, True)
+    missing = run("describe", "shop/orders")
+    assert (missing.code, "there is no stream shop/orders" in missing.errors) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_contradictory_options_are_reported(run: CommandLine, words: tuple[str, 
     assert problem in result.errors
 
 
-def test_an_impossible_change_names_the_possible_ones(run: CommandLine) -> None:
+def test_an_unsupported_change_is_refused_with_the_supported_ones(run: CommandLine) -> None:
     create(run, "shares", "-s", "3")
     for words, problem in (
         (("scale", "--split", "0:999999999"), "cannot be split into 999999999 in one change, only into less than 120"),

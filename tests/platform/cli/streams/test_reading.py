@@ -11,7 +11,7 @@ from coranto.testing.command_line import CommandLine
 from tests.platform.cli.streams.conftest import create
 
 
-def test_positions_that_are_none_are_reported(run: CommandLine, tmp_path: Path) -> None:
+def test_invalid_positions_are_reported(run: CommandLine, tmp_path: Path) -> None:
     create(run, "places")
     position = tmp_path / "position"
     for content, problem in (("x", "Invalid JSON"), ("[]", "an object"), ('{"0":{"offset":-5}}', "not negative")):

@@ -37,7 +37,7 @@ def test_events_are_written_and_read_by_key(run: CommandLine, tmp_path: Path) ->
     assert [json.loads(line)["n"] for line in target.read_bytes().splitlines()] == list(range(9))
 
 
-def test_the_same_input_under_the_same_id_is_written_once(run: CommandLine, tmp_path: Path) -> None:
+def test_repeated_input_with_the_same_id_is_written_once(run: CommandLine, tmp_path: Path) -> None:
     create(run, "readings", "-f", "bytes")
     source = tmp_path / "source"
     source.write_bytes(b"a\tone\nb\ttwo\n")
@@ -59,7 +59,7 @@ def test_the_same_input_under_the_same_id_is_written_once(run: CommandLine, tmp_
         (("--key-field", "id"), b'{"id":true}\n', "line 1 has no text or number 'id'"),
     ],
 )
-def test_input_that_is_no_event_is_reported(
+def test_input_that_is_not_an_event_is_reported(
     run: CommandLine, words: tuple[str, ...], input: bytes, problem: str
 ) -> None:
     name = f"bad/{words[0].strip('-')}-{len(input)}"
@@ -84,23 +84,25 @@ def test_content_before_a_failure_is_written(run: CommandLine, monkeypatch: pyte
     assert len(run("read", "interrupted").output.splitlines()) == 3
 
 
-def test_events_are_appended_as_they_come(run: CommandLine, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_are_appended_before_the_input_ends(
+    run: CommandLine, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create(run, "coming")
     heads: list[int] = []
 
-    def coming(source: object, framing: object) -> Iterator[bytes]:
+    def slow_input(source: object, framing: object) -> Iterator[bytes]:
         yield b"{}\n"
         with SyncJournalClient(endpoint) as client:
             for chunk in client.read("coming/segment/00000000", 0, block=True):
                 heads.append(chunk.end)
                 break
 
-    monkeypatch.setattr(writing, "read_records", coming)
+    monkeypatch.setattr(writing, "read_records", slow_input)
     assert run("write", "coming", "-k", "a").output == "coming: 1 event is durable\n"
     assert heads
 
 
-def test_transactions_of_the_command_line(run: CommandLine) -> None:
+def test_transactions_are_written_and_completed(run: CommandLine) -> None:
     create(run, "carts")
     write = ("write", "carts", "-k", "a", "--transaction")
     assert "nothing to commit" in run(*write).output
@@ -110,7 +112,7 @@ def test_transactions_of_the_command_line(run: CommandLine) -> None:
     assert again.output == done.output.replace("committed", "found")
     late = run(*write, "--expected-offset", "1", input=b"{}\n")
     assert (late.code, late.output) == (1, "")
-    assert len(late.errors.splitlines()) == 1, "no log beside the error"
+    assert len(late.errors.splitlines()) == 1, "no log entry besides the error"
     assert "not at 1; nothing was written" in late.errors
     assert run("truncate", "carts", "--to-end").code == 0
     assert run("scale", "carts", "--split", "0").code == 0

@@ -91,7 +91,7 @@ def test_types_are_registered_checked_and_shown(types: CommandLine, tmp_path: Pa
     ]
 
 
-def test_definitions_of_one_type_are_checked_one_after_the_other(types: CommandLine, tmp_path: Path) -> None:
+def test_definitions_of_one_type_are_checked_in_order(types: CommandLine, tmp_path: Path) -> None:
     for name, text in (("order", ORDER), ("wider", WIDER), ("broken", BROKEN)):
         (tmp_path / f"{name}.yaml").write_text(text)
     files = ("-f", "wider.yaml", "-f", "order.yaml", "-f", "broken.yaml")
@@ -110,7 +110,7 @@ def test_definitions_of_one_type_are_checked_one_after_the_other(types: CommandL
     )
 
 
-def test_descriptors_come_from_a_file_beside_the_document(types: CommandLine, tmp_path: Path) -> None:
+def test_descriptors_are_read_from_a_file_next_to_the_document(types: CommandLine, tmp_path: Path) -> None:
     folder = tmp_path / "definitions"
     folder.mkdir()
     (folder / "shop.pb").write_bytes(shop((2, "n", F.TYPE_INT32)))
@@ -134,7 +134,9 @@ def test_descriptors_come_from_a_file_beside_the_document(types: CommandLine, tm
         (("list", "--registry", "types/none"), "types/none: JOURNAL_NOT_FOUND (there is no such registry yet"),
     ],
 )
-def test_what_is_wrong_is_told(types: CommandLine, tmp_path: Path, words: tuple[str, ...], problem: str) -> None:
+def test_problems_of_documents_and_arguments_are_reported(
+    types: CommandLine, tmp_path: Path, words: tuple[str, ...], problem: str
+) -> None:
     (tmp_path / "bad.yaml").write_text("type: a\nfelds: {}\n")
     (tmp_path / "latin.yaml").write_bytes(b"type: \xff\n")
     assert types("register", "-f", "-", "--like", "shop/orders", input=ORDER.encode()).code == 0
@@ -143,7 +145,7 @@ def test_what_is_wrong_is_told(types: CommandLine, tmp_path: Path, words: tuple[
     assert problem in found.errors
 
 
-def test_what_is_wrong_with_a_registry_is_told_beside_its_types(types: CommandLine, cluster: SyncCluster) -> None:
+def test_problems_of_a_registry_are_reported_with_its_types(types: CommandLine, cluster: SyncCluster) -> None:
     types("register", "-f", "-", "--like", "shop/orders", input=ORDER.encode())
     name = os.environ["CORANTO_TYPE_REGISTRY"]
     cluster.client().append(name, b"\x1b[2Jhello\n")
