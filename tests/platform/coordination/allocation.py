@@ -1,6 +1,6 @@
 """A cluster's assignments in memory. It applies plans as etcd would, and checks the guarantees of each step.
 
-It is for tests of the planner, and for measuring the cost of a change of the cluster's topology until it has settled.
+It serves tests of the planner, and measures the cost of a change of the cluster's topology until it converges.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Planning = Callable[[Iterable[PlanItem], Iterable[PlanMember], Iterable[PlanAssi
 def plan(
     items: Iterable[PlanItem], members: Iterable[PlanMember], assignments: Iterable[PlanAssignment]
 ) -> AllocationPlan:
-    """Return the changes that a planner without memory makes."""
+    """Return the changes that a stateless planner makes."""
     return Planner().plan(items, members, assignments)
 
 
 @dataclass(slots=True)
 class Effort:
-    """The effort of settling: rounds of planning that changed something, and the changes by kind.
+    """The cost of converging: rounds of planning that changed something, and the changes by kind.
 
-    `promoted` and `packed` are assignments that only got another slot.
+    `promoted` and `packed` count assignments that only got another slot.
     """
 
     rounds: int = 0
@@ -83,7 +83,7 @@ class AllocationWorld:
         self.members.update((member.id, member) for member in members)
 
     def lose_members(self, *members: MemberId) -> None:
-        """Expire members' leases: the members and their assignments vanish."""
+        """Expire members' leases: the members and their assignments disappear."""
         for member in members:
             del self.members[member]
         self.assignments = {
@@ -112,13 +112,13 @@ class AllocationWorld:
     def apply(self, changes: AllocationPlan, effort: Effort | None = None) -> None:
         """Apply the planned changes. Raises AssertionError for a change that breaks a guarantee.
 
-        That is: a needed consistent assignment is removed, a member is filled above its limit, a slot or a member is
-        used twice for an item, or an unknown member is assigned.
+        That is: it removes a needed consistent assignment, fills a member above its limit, uses a slot or a member
+        twice for an item, or assigns an unknown member.
         """
         before = self.counts()
         for item in changes.items:
             assert item.changes, f"{item.item}: no changes"
-            assert item.orphaned == (item.item not in self.items), f"{item.item}: orphaned or not?"
+            assert item.orphaned == (item.item not in self.items), f"{item.item}: wrong value of `orphaned`"
             self._apply_item(item, effort if effort is not None else Effort())
         for member, count in self.counts().items():
             limit = self.members[member].limit if member in self.members else 0
@@ -161,7 +161,7 @@ class AllocationWorld:
             wanted = self.items[item.item].replication
             was = {found.member for found in before.values() if found.consistent and found.member in self.members}
             now = {member for member, _ in after if member in was}
-            assert was == now or len(now) >= wanted, f"{item.item}: a consistent assignment went though it was needed"
+            assert was == now or len(now) >= wanted, f"{item.item}: a needed consistent assignment was removed"
         self.assignments[item.item] = [
             found if synchronized else PlanAssignment(found.item, found.member, found.slot, False)
             for found in after.values()
@@ -182,13 +182,14 @@ class AllocationWorld:
             if not changes.items:
                 return effort
             self.apply(changes, effort)
-        raise AssertionError(f"it does not settle in {rounds} rounds; next would be {self.plan()}")
+        raise AssertionError(f"it does not converge in {rounds} rounds; next would be {self.plan()}")
 
 
 def least_cost(network: FlowNetwork) -> Cost:
-    """Return the cost of the cheapest placement by trying all: for networks of a handful of items and members.
+    """Return the cost of the cheapest placement by trying all: only for networks of a few items and members.
 
-    It goes through the items. For each possible state of the members after an item, it keeps the cheapest way there.
+    It processes the items in turn. For each possible state of the members after an item, it keeps the cheapest way to
+    reach it.
     """
     usable = [member for member, limit in enumerate(network.limits) if limit]
     several = len({network.zones[member] for member in usable}) > 1

@@ -1,4 +1,4 @@
-"""A real etcd for the tests of this folder, and a prefix of its own for each of them."""
+"""A real etcd for the tests of this folder, and a separate prefix for each test."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ async def coordinator(etcd: EtcdServer) -> AsyncIterator[EtcdCoordinator]:
 
 @pytest.fixture
 def layout() -> Layout:
-    # No test's prefix begins with another's, nor does what stands next to it: "/test/2" and "0" would be "/test/20".
+    # No test's prefix is a prefix of another one or of its neighbour: "/test/2" followed by "0" would be "/test/20".
     return Layout(f"/test/{next(_numbers)}/own")
 
 
 @pytest.fixture
 async def keyspace_of(layout: Layout) -> AsyncIterator[Callable[[Coordinator], JournalKeySpace]]:
-    """Makes a mirror of the test's prefix; the test starts it, and it is closed after the test."""
+    """Makes a mirror of the test's prefix. The test starts it; the fixture closes it."""
     async with AsyncExitStack() as stack:
 
         def make(coordinator: Coordinator) -> JournalKeySpace:

@@ -1,4 +1,4 @@
-"""Changes that operators make to clusters, and the allocation of items that results. One test per story."""
+"""Changes that operators make to clusters, and the resulting allocation of items. One test per scenario."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.platform.coordination.allocation import AllocationWorld
 
 
 def member_id(name: str) -> MemberId:
-    """A member's zone is the first letter of its name."""
+    """Return a member's id; its zone is the first letter of its name."""
     return MemberId(f"zone-{name[0]}", name)
 
 
 def cluster(
     items: dict[str, int], members: dict[str, int], assigned: dict[str, str] | None = None, *, consistent: bool = True
 ) -> AllocationWorld:
-    """Items by replication, members (the oldest first) by limit, and the members of each item in slot order."""
+    """Create items by replication, members (the oldest first) by limit, and the members of each item in slot order."""
     return AllocationWorld(
         [PlanItem(item, replication) for item, replication in items.items()],
         [PlanMember(member_id(name), limit, False, age) for age, (name, limit) in enumerate(members.items(), 1)],
@@ -41,7 +41,7 @@ def cluster(
 
 
 def change(world: AllocationWorld, exiting: bool | None = None, **limits: int) -> None:
-    """Change members' limits, or let members with a limit join; and say whether they are exiting."""
+    """Change members' limits, or add members with a limit; and set whether they are exiting."""
     for name, limit in limits.items():
         id = member_id(name)
         age = world.members[id].create_revision if id in world.members else len(world.members) + 1
@@ -49,7 +49,7 @@ def change(world: AllocationWorld, exiting: bool | None = None, **limits: int) -
 
 
 def where(world: AllocationWorld) -> dict[str, str]:
-    """The members of each item in slot order, as in `cluster`."""
+    """Return the members of each item in slot order, as in `cluster`."""
     return {item: " ".join(member.suffix for member in world.members_of(item)) for item in sorted(world.items)}
 
 
@@ -65,7 +65,7 @@ def holds(world: AllocationWorld) -> dict[str, int]:
 ONE_TWO_THREE = {"item-1": 1, "item-2": 2, "item-3": 3}
 
 
-def test_the_first_allocation_fills_every_member_to_its_limit_and_every_item_with_two_zones() -> None:
+def test_the_first_allocation_fills_all_limits_and_gives_every_item_two_zones() -> None:
     world = cluster(ONE_TWO_THREE, {"a1": 2, "a2": 2, "b": 4})
     effort = world.converge()
     assert (effort.rounds, effort.added, effort.removed, effort.packed) == (1, 6, 0, 0)
@@ -90,7 +90,7 @@ def test_a_member_is_replaced_by_another_once_items_are_consistent(consistent: b
         {"item-1": "a", "item-2": "aold b", "item-3": "aold a b"},
         consistent=consistent,
     )
-    # The newcomer gets what the old one shall give up, but the items are not consistent until it has caught up.
+    # The new member gets the items that the old one must give up, but they are not consistent until it has caught up.
     world.apply(world.plan())
     assert where(world) == {"item-1": "a", "item-2": "aold b anew", "item-3": "aold a b anew"}
     assert world.plan().items == ()
@@ -102,7 +102,7 @@ def test_a_member_is_replaced_by_another_once_items_are_consistent(consistent: b
     assert sorted(world.primaries().values()) == [1, 1, 1]
 
 
-def test_limits_rise_and_fall() -> None:
+def test_allocation_follows_rising_and_falling_limits() -> None:
     world = cluster(
         ONE_TWO_THREE,
         {"a": 2, "alimited": 2, "b": 4},
@@ -125,7 +125,7 @@ def test_limits_rise_and_fall() -> None:
     assert world.converge().rounds == 0
 
 
-def test_items_exchange_their_replication() -> None:
+def test_replication_of_items_can_be_swapped() -> None:
     world = cluster(
         ONE_TWO_THREE,
         {"a1": 2, "a2": 2, "b": 4},
@@ -138,11 +138,11 @@ def test_items_exchange_their_replication() -> None:
     assert where(world)["item-1"].split()[0] == "b"
     assert zones(world, "item-1") == "aab"
     assert len(world.of("item-3")) == 1
-    # Nobody is above its share: one and a half, and three.
+    # No member is above its share: one and a half, and three.
     assert all(count <= {"a1": 2, "a2": 2, "b": 3}[name] for name, count in holds(world).items())
 
 
-def test_members_join_until_there_is_room_for_all() -> None:
+def test_joining_members_add_capacity_until_all_replicas_are_placed() -> None:
     world = cluster(ONE_TWO_THREE, {"a1": 1})
     world.converge()
     assert len(list(world)) == 1
@@ -159,7 +159,7 @@ def test_members_join_until_there_is_room_for_all() -> None:
     assert holds(world) == {"a1": 1, "a2": 2, "a3": 3}
 
 
-def test_too_low_a_limit_takes_nothing_from_items_that_nobody_else_can_take() -> None:
+def test_a_lowered_limit_removes_no_item_that_no_other_member_can_take() -> None:
     world = cluster(
         ONE_TWO_THREE,
         {"a1": 1, "a2": 2, "a3": 3},
@@ -171,7 +171,7 @@ def test_too_low_a_limit_takes_nothing_from_items_that_nobody_else_can_take() ->
     assert world.plan().unplaced == 1
 
 
-def test_a_second_zone_opens_with_less_and_then_with_enough_room() -> None:
+def test_a_second_zone_is_used_first_with_too_little_then_enough_capacity() -> None:
     world = cluster({f"item-{i}": 3 for i in (1, 2, 3)}, {"a1": 100, "a2": 100, "a3": 100})
     world.converge()
     assert holds(world) == {"a1": 3, "a2": 3, "a3": 3}
@@ -188,7 +188,7 @@ def test_a_second_zone_opens_with_less_and_then_with_enough_room() -> None:
     assert zones(world, "item-4") == "a"
 
 
-def test_a_zone_shrinks_and_closes() -> None:
+def test_a_shrinking_zone_keeps_needed_replicas_until_it_closes() -> None:
     world = cluster(
         {"item-1": 3, "item-2": 3, "item-3": 2},
         {"a1": 10, "a2": 10, "b": 10},
@@ -197,7 +197,7 @@ def test_a_zone_shrinks_and_closes() -> None:
     assert world.converge().rounds == 0
     change(world, b=2)
     effort = world.converge()
-    # Two items of three replicas cannot do without the zone, so the other must; the zone is used as far as it goes.
+    # Two items of three replicas need the zone, so the other item must leave it. The zone is used up to its limit.
     assert (effort.added, effort.removed) == (1, 1)
     assert where(world) == {"item-1": "a1 a2 b", "item-2": "a1 a2 b", "item-3": "a1 a2"}
     change(world, b=0, a3=10)
@@ -206,21 +206,21 @@ def test_a_zone_shrinks_and_closes() -> None:
     assert where(world) == {"item-1": "a1 a2 a3", "item-2": "a1 a2 a3", "item-3": "a1 a2"}
 
 
-def test_a_third_zone_opens() -> None:
+def test_a_third_zone_gets_only_new_replicas() -> None:
     world = cluster(
         {"item-1": 2, "item-2": 3}, {"a1": 100, "a2": 100, "b": 100}, {"item-1": "a1 b", "item-2": "a1 a2 b"}
     )
     assert world.converge().rounds == 0
-    # Nobody is above its share, and two zones are enough: nothing needs to move.
+    # No member is above its share, and two zones are enough: nothing needs to move.
     change(world, c=100)
     assert world.converge().rounds == 0
-    # What is new spreads evenly over zones, though another member has room in its share as well.
+    # New replicas spread evenly over zones, though another member also has capacity within its share.
     world.put_items(PlanItem("item-1", 3), PlanItem("item-2", 4))
     assert world.converge().added == 2
     assert where(world) == {"item-1": "a1 b c", "item-2": "a1 a2 b c"}
 
 
-def test_a_third_zone_closes() -> None:
+def test_a_closing_third_zone_gives_up_its_replicas() -> None:
     world = cluster(
         {"item-1": 3, "item-2": 3},
         {"a1": 10, "a2": 10, "a3": 10, "b": 10, "c": 10},
@@ -234,7 +234,7 @@ def test_a_third_zone_closes() -> None:
     assert zones(world, "item-2") == "aab"
 
 
-def test_limits_rotate_within_a_zone_and_between_zones() -> None:
+def test_limits_can_rotate_within_a_zone_and_between_zones() -> None:
     world = cluster(
         {f"item-{i}": 3 for i in (1, 2, 3)},
         {"a1": 1, "a2": 3, "b1": 10, "b2": 10},
@@ -253,7 +253,7 @@ def test_limits_rotate_within_a_zone_and_between_zones() -> None:
 
 
 @pytest.mark.parametrize("with_its_assignments", [True, False])
-def test_a_lease_expires_and_a_whole_zone_is_gone(with_its_assignments: bool) -> None:
+def test_replicas_of_an_expired_zone_are_replaced(with_its_assignments: bool) -> None:
     world = cluster(
         ONE_TWO_THREE,
         {"a1": 4, "a2": 2, "a3": 1, "b": 4},
@@ -272,20 +272,20 @@ def test_a_lease_expires_and_a_whole_zone_is_gone(with_its_assignments: bool) ->
     assert {item: len(world.of(item)) for item in world.items} == ONE_TWO_THREE
 
 
-def test_a_zone_comes_back() -> None:
+def test_a_returning_zone_gets_its_share_back() -> None:
     world = cluster({f"item-{i}": 3 for i in range(12)}, {"a1": 50, "a2": 50, "b1": 50, "b2": 50, "c1": 50, "c2": 50})
     world.converge()
     assert {zones(world, item) for item in world.items} == {"abc"}
     world.lose_members(member_id("c1"), member_id("c2"))
     assert world.converge().added == 12
     change(world, c1=50, c2=50)
-    # No item needs the zone to have two, but members above their share need members below it.
+    # No item needs this zone to span two, but members above their share need members below it.
     assert world.converge().added == 12
     assert {zones(world, item) for item in world.items} == {"abc"}
     assert set(holds(world).values()) == {6}
 
 
-def test_a_single_zone_balances_when_a_member_becomes_larger() -> None:
+def test_a_single_zone_rebalances_when_a_member_becomes_larger() -> None:
     world = cluster(ONE_TWO_THREE, {"a1": 3, "a2": 2, "a3": 1})
     world.converge()
     assert holds(world) == {"a1": 3, "a2": 2, "a3": 1}
@@ -307,7 +307,7 @@ def test_exiting_members_are_drained() -> None:
     assert holds(world) == {"a1": 0, "a2": 2, "b1": 0, "b2": 2}
 
 
-def test_the_oldest_member_leads_and_is_drained_as_any_other() -> None:
+def test_the_leader_is_drained_like_any_other_member() -> None:
     world = cluster({f"item-{i}": 1 for i in range(3)}, {"a1": 4, "a2": 4, "b": 4})
     world.converge()
     change(world, exiting=True, a1=4)
@@ -316,12 +316,12 @@ def test_the_oldest_member_leads_and_is_drained_as_any_other() -> None:
     assert len(list(world)) == 3
 
 
-def test_the_oldest_of_exiting_members_goes_first_and_the_next_once_others_have_come() -> None:
+def test_exiting_members_leave_by_age_when_others_can_replace_them() -> None:
     world = cluster({f"item-{i}": 2 for i in range(6)}, {"a1": 50, "a2": 50, "b1": 50})
     world.converge()
     change(world, exiting=True, a1=50, a2=50)
     world.converge()
-    # Two replicas need two members, so the younger has to stay.
+    # Two replicas need two members, so the younger one must stay.
     assert holds(world) == {"a1": 0, "a2": 6, "b1": 6}
     world.lose_members(member_id("a1"))
     assert world.converge().added == 0
@@ -330,7 +330,7 @@ def test_the_oldest_of_exiting_members_goes_first_and_the_next_once_others_have_
     assert holds(world) == {"a2": 0, "b1": 6, "c1": 6}
 
 
-def test_an_exiting_member_that_has_to_stay_is_the_last_to_get_new_items() -> None:
+def test_an_exiting_member_that_must_stay_is_the_last_choice_for_new_items() -> None:
     world = cluster({f"item-{i}": 3 for i in range(3)}, {"a": 50, "b": 50, "c": 50})
     world.converge()
     change(world, exiting=True, a=50)
@@ -350,7 +350,7 @@ def test_the_last_member_keeps_its_items_while_it_is_exiting() -> None:
     assert holds(world) == {"a": 5}
 
 
-def test_assignments_without_an_item_go_at_once() -> None:
+def test_assignments_without_an_item_are_removed_immediately() -> None:
     world = cluster(
         {"item-2": 1, "item-5": 2, "item-6": 3},
         {"a": 1, "b": 2, "c": 3},
@@ -372,12 +372,12 @@ def test_assignments_without_an_item_go_at_once() -> None:
     assert where(world) == {"item-2": "c", "item-5": "c b", "item-6": "a b c"}
 
 
-def test_assignments_without_a_member_go_at_once_and_another_takes_over() -> None:
-    gone = member_id("fdead")
+def test_assignments_without_a_member_are_replaced_immediately() -> None:
+    vanished = member_id("fdead")
     world = cluster({"item-1": 1, "item-2": 1}, {"a": 2}, {"item-1": "fdead a", "item-2": "fdead"})
     first, second = world.plan().items
-    assert first.changes == (RemoveAssignment("item-1", gone, 0), MoveAssignment("item-1", member_id("a"), 1, 0))
-    assert set(second.changes) == {RemoveAssignment("item-2", gone, 0), AddAssignment("item-2", member_id("a"), 1)}
+    assert first.changes == (RemoveAssignment("item-1", vanished, 0), MoveAssignment("item-1", member_id("a"), 1, 0))
+    assert set(second.changes) == {RemoveAssignment("item-2", vanished, 0), AddAssignment("item-2", member_id("a"), 1)}
     world.converge()
     assert where(world) == {"item-1": "a", "item-2": "a"}
 

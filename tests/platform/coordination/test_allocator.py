@@ -1,4 +1,4 @@
-"""The allocator on a real etcd: several members, one of whom plans."""
+"""The allocator on a real etcd: several members, with one leader that plans."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def broker(member: MemberId, *, limit: int = 1000, exiting: bool = False) -> byt
 
 @dataclass
 class Process:
-    """The part of a broker that the allocator sees: a session, a mirror and a loop. It advertises Routes as primary."""
+    """The parts of a broker that the allocator needs: session, mirror and loop. It advertises Routes as primary."""
 
     member: MemberId
     session: MemberSession
@@ -73,7 +73,7 @@ async def process(
 
 
 async def synchronize(keyspace: Mirror, coordinator: EtcdCoordinator, member: MemberId) -> None:
-    """As a primary does after each synchronization of its pipeline: write the Route to all assignments at once."""
+    """Write the Route to all assignments together, as a primary does after each synchronization of its pipeline."""
     while True:
         state = keyspace.state
         for mine in state.by_member.get(member, ()):
@@ -97,7 +97,7 @@ async def put_journals(coordinator: EtcdCoordinator, layout: Layout, count: int,
 
 
 def settled(journals: int, replication: int) -> Callable[[Journals], bool]:
-    """Every journal is held as often as it asks for, consistently, by a primary and replicas without gaps."""
+    """Return a check that every journal has its replicas, consistent, with a primary and slots without gaps."""
 
     def check(state: Journals) -> bool:
         return len(state.items) == journals and all(
@@ -128,7 +128,9 @@ async def test_journals_are_spread_over_members_and_zones(coordinator: EtcdCoord
         assert all(a.kv.lease == leases[a.member] for a in state.all_assignments)
 
 
-async def test_the_oldest_member_leads_and_the_next_follows_it(coordinator: EtcdCoordinator, layout: Layout) -> None:
+async def test_the_oldest_member_leads_and_the_next_oldest_replaces_it(
+    coordinator: EtcdCoordinator, layout: Layout
+) -> None:
     first, second = members(2)
     async with process(coordinator, layout, first) as leader, process(coordinator, layout, second) as other:
         assert other.keyspace.state.leader is not None
@@ -141,7 +143,7 @@ async def test_the_oldest_member_leads_and_the_next_follows_it(coordinator: Etcd
         await other.keyspace.wait_until(settled(10, 1), WAIT_SECONDS)
 
 
-async def test_an_exiting_member_is_relieved(coordinator: EtcdCoordinator, layout: Layout) -> None:
+async def test_an_exiting_member_is_drained(coordinator: EtcdCoordinator, layout: Layout) -> None:
     first, second = members(2)
     async with process(coordinator, layout, first) as leaving:
         await put_journals(coordinator, layout, 10, 1)
@@ -155,9 +157,7 @@ async def test_an_exiting_member_is_relieved(coordinator: EtcdCoordinator, layou
             assert not may_drain(staying.keyspace.state, second)
 
 
-async def test_nothing_is_taken_from_members_that_do_not_synchronize(
-    coordinator: EtcdCoordinator, layout: Layout
-) -> None:
+async def test_members_keep_items_that_do_not_synchronize(coordinator: EtcdCoordinator, layout: Layout) -> None:
     first, second = members(2)
     async with process(coordinator, layout, first, synchronizes=False) as old:
         await put_journals(coordinator, layout, 4, 1)
@@ -192,7 +192,7 @@ async def test_assignments_without_item_or_member_are_removed(coordinator: EtcdC
         assert state.route_of("journal-0000").primary == 0
 
 
-async def test_entries_that_do_not_decode_stop_nobody_else(coordinator: EtcdCoordinator, layout: Layout) -> None:
+async def test_undecodable_entries_do_not_block_other_items(coordinator: EtcdCoordinator, layout: Layout) -> None:
     (only,) = members(1)
     odd = MemberId("zone-9", "odd-broker")
     await put_journals(coordinator, layout, 3, 1)
@@ -209,7 +209,9 @@ async def test_entries_that_do_not_decode_stop_nobody_else(coordinator: EtcdCoor
     async with process(coordinator, layout, only) as alone:
         state = await alone.keyspace.wait_until(lambda state: len(state.by_member.get(only, ())) == 4, WAIT_SECONDS)
         assert [a.member for a in state.assignments("undecodable")] == [only]
-        assert [a.member for a in state.assignments("journal-0000")] == [odd, only], "not consistent, so nothing goes"
+        assert [a.member for a in state.assignments("journal-0000")] == [odd, only], (
+            "not consistent, so nothing is removed"
+        )
 
 
 async def test_a_deposed_leader_changes_nothing(coordinator: EtcdCoordinator, layout: Layout) -> None:
@@ -221,15 +223,15 @@ async def test_a_deposed_leader_changes_nothing(coordinator: EtcdCoordinator, la
     leading = unmodified(state.leader.kv)
     stale = KeySpaceState(state.header, state.entries, layout, JournalEntities(max_replication=0))
     changes = list(transactions(stale, StatePlanner().plan(stale), leading))
-    assert changes, "it would give up every journal"
+    assert changes, "it would remove every assignment"
     before = await coordinator.range(layout.root)
     for change in changes:
         assert leading in change.compares
-        assert not (await coordinator.txn([leading], change.ops)).succeeded, "that alone stops it"
+        assert not (await coordinator.txn([leading], change.ops)).succeeded, "the leader's condition must fail"
     assert (await coordinator.range(layout.root)).kvs == before.kvs
 
 
-async def test_transactions_stay_within_the_limits_and_keep_items_whole(
+async def test_transactions_stay_within_the_limits_and_do_not_split_items(
     coordinator: EtcdCoordinator, layout: Layout
 ) -> None:
     await put_journals(coordinator, layout, 200, 3)

@@ -1,4 +1,4 @@
-"""Plans for states of the key space: what is read from them, and what is not read again."""
+"""Plans for states of the key space: which entries they read, and which they do not read again."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ONE, TWO = MemberId("a", "broker-1"), MemberId("b", "broker-2")
 
 
 class Entities(JournalEntities):
-    """Remembers of which items it was asked whether they are consistent."""
+    """Records the items whose consistency was checked."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[str] = []
+        self.checked: list[str] = []
 
     def consistent(self, assignments: Sequence[tuple[AssignmentKey, pb.Route]]) -> Sequence[bool]:
-        self.asked.append(assignments[0][0].item)
+        self.checked.append(assignments[0][0].item)
         return super().consistent(assignments)
 
 
@@ -76,7 +76,7 @@ class Cluster:
         return KeySpaceState(EtcdHeader(1, 1, self.revision, 1), self.entries, LAYOUT, self.entities)
 
 
-def test_only_items_with_new_assignments_are_asked_whether_they_are_consistent() -> None:
+def test_consistency_is_checked_only_for_items_with_new_assignments() -> None:
     cluster = Cluster()
     cluster.put_broker(ONE)
     cluster.put_broker(TWO)
@@ -85,25 +85,25 @@ def test_only_items_with_new_assignments_are_asked_whether_they_are_consistent()
         cluster.assign(name, ONE, TWO)
     planner = StatePlanner[pb.JournalSpec, pb.BrokerSpec, pb.Route]()
     assert planner.plan(cluster.state).items == ()
-    assert cluster.entities.asked == ["j/one", "j/two", "j/two-more"]
+    assert cluster.entities.checked == ["j/one", "j/two", "j/two-more"]
 
-    cluster.entities.asked.clear()
+    cluster.entities.checked.clear()
     cluster.assign("j/two", ONE, TWO, consistent=False)
     cluster.put_journal("j/one", 1)
     changes = planner.plan(cluster.state)
-    assert cluster.entities.asked == ["j/two"]
+    assert cluster.entities.checked == ["j/two"]
     assert [item.item for item in changes.items] == ["j/one"]
     assert changes == StatePlanner().plan(cluster.state)
 
-    cluster.entities.asked.clear()
+    cluster.entities.checked.clear()
     cluster.put_journal("j/two", 1)
-    assert planner.plan(cluster.state) == changes, "the item is not consistent, and may give up nothing"
+    assert planner.plan(cluster.state) == changes, "the item is not consistent, and must keep its assignments"
     cluster.assign("j/two", ONE, TWO)
     assert [item.item for item in planner.plan(cluster.state).items] == ["j/one", "j/two"]
-    assert cluster.entities.asked == ["j/two"]
+    assert cluster.entities.checked == ["j/two"]
 
 
-def test_items_and_members_that_do_not_decode_are_left_alone() -> None:
+def test_assignments_of_undecodable_items_and_members_are_kept() -> None:
     cluster = Cluster()
     cluster.put_broker(ONE)
     cluster.put(LAYOUT.member_key(TWO), b"")
@@ -113,7 +113,7 @@ def test_items_and_members_that_do_not_decode_are_left_alone() -> None:
     cluster.put_journal("j/two", 1)
     cluster.assign("j/two", TWO)
     changes = StatePlanner().plan(cluster.state)
-    # A member whose spec does not decode keeps what it has until another has it; nothing is removed from it meanwhile.
+    # A member with an undecodable spec keeps its assignments until other members have them.
     assert changes.items == (
         ItemChanges("j/gone", (RemoveAssignment("j/gone", ONE, 0),), orphaned=True),
         ItemChanges("j/two", (AddAssignment("j/two", ONE, 1),)),

@@ -1,4 +1,4 @@
-"""Shedding by exiting members, and fair shares."""
+"""Draining of exiting members, and fair shares."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def items(count: int, replication: int) -> list[PlanItem]:
 
 
 def members(*limits: int, exiting: tuple[int, ...] = ()) -> list[PlanMember]:
-    """In the order of their age, the oldest first."""
+    """Return members by age, the oldest first."""
     return [
         PlanMember(MemberId("zone", f"m-{number}"), limit, number in exiting, number)
         for number, limit in enumerate(limits)
@@ -46,7 +46,7 @@ def test_exiting_members_shed_excess_items(
     assert effective_limits(wanted, found) == limits, why
 
 
-def test_age_decides_and_then_the_id() -> None:
+def test_the_oldest_exiting_member_drains_first_and_ties_are_by_id() -> None:
     found = [
         PlanMember(MemberId("zone", "a"), 4, exiting=True, create_revision=9),
         PlanMember(MemberId("zone", "b"), 4, exiting=True, create_revision=3),
@@ -83,7 +83,7 @@ def test_fair_shares(why: str, wanted: list[PlanItem], zones: list[int], limits:
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9) | st.just(1000)), max_size=8),
 )
 @settings(max_examples=150, deadline=None)
-def test_shares_hold_all_that_members_can(replications: list[int], found: list[tuple[int, int]]) -> None:
+def test_shares_place_as_many_replicas_as_possible(replications: list[int], found: list[tuple[int, int]]) -> None:
     wanted = [PlanItem(f"item-{number}", replication) for number, replication in enumerate(replications)]
     zones, limits = [zone for zone, _ in found], [limit for _, limit in found]
     shares = fair_shares(wanted, zones, limits)
@@ -94,9 +94,10 @@ def test_shares_hold_all_that_members_can(replications: list[int], found: list[t
 
 
 def largest_flow(replications: list[int], limits: list[int]) -> int:
-    """Return how many replicas can be placed at all (Gale and Ryser).
+    """Return how many replicas can be placed (Gale and Ryser).
 
-    The smallest cut has the k items that want most on one side, and on the other all that items and members exchange.
+    The smallest cut has the k items with the highest replication on one side, and on the other side the exchange of all
+    items and members.
     """
     wanted = sorted(replications, reverse=True)
     cuts = (sum(min(k, limit) for limit in limits) + sum(wanted[k:]) for k in range(len(wanted) + 1))

@@ -1,4 +1,4 @@
-"""The steps towards a placement, one at a time: what may be removed when, who becomes primary, which slots."""
+"""The steps towards a placement, one at a time: the order of removals, the choice of the primary, and slots."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def steps(
     others: list[PlanAssignment] | None = None,
     limits: tuple[int, ...] = (9, 9, 9, 9),
 ) -> tuple[Change, ...]:
-    """The steps of one item. What others hold is only counted: those items are where they should be."""
+    """Return the steps of one item. Assignments of `others` only count as load: those items are placed already."""
     by_item = {"item": current}
     for assignment in others or []:
         by_item.setdefault(assignment.item, []).append(assignment)
@@ -50,14 +50,14 @@ def steps(
     return found[0].changes if found else ()
 
 
-def test_a_new_item_gets_all_its_members_at_once_and_the_least_burdened_as_primary() -> None:
+def test_a_new_item_gets_all_its_members_and_the_least_loaded_as_primary() -> None:
     others = assigned("x", (A, 0, True), (B, 1, True)) + assigned("y", (A, 0, True)) + assigned("z", (B, 0, True))
     assert steps(3, [], {A, B, C}, others=others) == (
         AddAssignment("item", C, 0),
         AddAssignment("item", B, 1),
         AddAssignment("item", A, 2),
     )
-    # In proportion to limits.
+    # Load is relative to limits.
     assert steps(2, [], {A, B}, others=others, limits=(90, 9, 9, 9)) == (
         AddAssignment("item", A, 0),
         AddAssignment("item", B, 1),
@@ -75,23 +75,23 @@ def test_a_move_adds_waits_removes_and_promotes() -> None:
 def test_nothing_is_removed_while_too_few_would_stay_consistent() -> None:
     current = assigned("item", (A, 0, True), (B, 1, True), (C, 2, False))
     assert steps(2, current, {B, C}) == ()
-    # Nor what is inconsistent, while the item has not what it needs.
+    # Inconsistent assignments stay, too, while the item has too few.
     assert steps(3, assigned("item", (A, 0, True), (B, 1, True), (C, 2, False), (D, 3, False)), {A, B, D}) == ()
-    # Inconsistent ones go when the others suffice.
+    # Inconsistent assignments are removed when the others suffice.
     assert steps(2, current, {A, B}) == (RemoveAssignment("item", C, 2),)
 
 
-def test_the_most_loaded_members_are_relieved_first() -> None:
+def test_assignments_of_the_most_loaded_members_are_removed_first() -> None:
     current = assigned("item", (A, 0, True), (B, 1, True), (C, 2, True), (D, 3, True))
     others = assigned("x", (B, 0, True)) + assigned("y", (B, 0, True), (A, 1, True))
-    # Only one may go: three replicas are asked for, though the placement holds two, as when one has no place.
+    # Only one may be removed: the replication is three, though the placement holds two, as if one had no place.
     assert steps(3, current, {C, D}, others=others) == (RemoveAssignment("item", B, 1),)
     assert steps(3, current, {C, D}, others=others, limits=(2, 9, 9, 9))[0] == RemoveAssignment("item", A, 0)
-    # A member that may hold nothing comes before all.
+    # A member with limit 0 comes first.
     assert steps(3, current, {B, C}, others=others, limits=(9, 9, 9, 0)) == (RemoveAssignment("item", D, 3),)
 
 
-def test_members_that_are_gone_and_second_slots_go_whatever_is_consistent() -> None:
+def test_vanished_members_and_second_slots_are_removed_unconditionally() -> None:
     assert steps(2, assigned("item", (GONE, 0, True), (A, 1, False)), {A, B}) == (
         AddAssignment("item", B, 2),
         RemoveAssignment("item", GONE, 0),
@@ -102,18 +102,18 @@ def test_members_that_are_gone_and_second_slots_go_whatever_is_consistent() -> N
     )
 
 
-def test_a_lost_primary_is_replaced_by_a_consistent_replica_of_few_primaries() -> None:
+def test_the_new_primary_is_a_consistent_replica_with_the_fewest_primaries() -> None:
     lagging, current = (A, 1, False), (B, 2, True)
     assert steps(2, assigned("item", lagging, current), {A, B}) == (MoveAssignment("item", B, 2, 0),)
     others = assigned("x", (B, 0, True))
     both = assigned("item", (B, 1, True), (C, 2, True))
     assert steps(2, both, {B, C}, others=others) == (MoveAssignment("item", C, 2, 0),)
     assert steps(2, both, {B, C}) == (MoveAssignment("item", B, 1, 0),)
-    # There is no better one.
+    # No consistent replica exists.
     assert steps(2, assigned("item", lagging), {A, B}) == (AddAssignment("item", B, 2), MoveAssignment("item", A, 1, 0))
 
 
-def test_slots_are_packed_one_at_a_time_and_only_when_nothing_else_happens() -> None:
+def test_slots_are_packed_one_at_a_time_and_after_all_other_changes() -> None:
     gaps = assigned("item", (A, 0, True), (B, 2, True), (C, 5, True))
     assert steps(3, gaps, {A, B, C}) == (MoveAssignment("item", B, 2, 1),)
     assert steps(4, gaps, {A, B, C, D}) == (AddAssignment("item", D, 6),)
@@ -121,7 +121,7 @@ def test_slots_are_packed_one_at_a_time_and_only_when_nothing_else_happens() -> 
     assert steps(3, two_primaries, {A, B, C}) == (MoveAssignment("item", B, 0, 1),)
 
 
-def test_a_full_member_gets_an_item_when_it_has_given_one_up() -> None:
+def test_a_full_member_gets_an_item_after_it_has_released_one() -> None:
     members = [PlanMember(member, 1) for member in (A, B, C)]
     world = AllocationWorld(
         [PlanItem("x", 1), PlanItem("y", 1)], members, assigned("x", (A, 0, True)) + assigned("y", (B, 0, True))
@@ -129,7 +129,7 @@ def test_a_full_member_gets_an_item_when_it_has_given_one_up() -> None:
     taken: list[list[Change]] = []
 
     def planning(*state: object) -> object:
-        """Item x shall go to B, when item y has gone to C."""
+        """Move item x to B after item y has moved to C."""
         by_item = {name: world.of(name) for name in ("x", "y")}
         found = Convergence(members, [1, 1, 1]).steps(list(world.items.values()), by_item, [[1], [2]])
         taken.append([change for item in found for change in item.changes])
@@ -147,22 +147,22 @@ def test_a_full_member_gets_an_item_when_it_has_given_one_up() -> None:
     ]
 
 
-def test_full_members_that_wait_for_one_another_are_helped_by_a_third() -> None:
+def test_full_members_that_wait_for_each_other_use_a_third_one() -> None:
     members = [PlanMember(A, 1), PlanMember(B, 1), PlanMember(C, 1)]
     items = [PlanItem("x", 1), PlanItem("y", 1)]
-    placement = [[1], [0]]  # They shall change places.
+    placement = [[1], [0]]  # The items must swap members.
     current = {"x": assigned("x", (A, 0, True)), "y": assigned("y", (B, 0, True))}
     found = Convergence(members, [1, 1, 1]).steps(items, current, placement)
     assert found == [ItemChanges("x", (AddAssignment("x", C, 1),))]
-    # First of all they wait for items that are not consistent: whatever moves may be about to make room.
+    # They wait for inconsistent items first: a pending move may free capacity.
     lagging = {"x": assigned("x", (A, 0, False)), "y": assigned("y", (B, 0, True))}
     assert Convergence(members, [1, 1, 1]).steps(items, lagging, placement) == []
     current["x"] = assigned("x", (A, 0, False), (C, 1, False))
     assert Convergence(members, [1, 1, 1]).steps(items, current, placement) == []
     current["x"] = assigned("x", (A, 0, True), (C, 1, True))
-    # The place that somebody waits for becomes free first, not the one that the detour took.
+    # The member with a waiting item is freed first, not the one of the detour.
     found = Convergence(members, [1, 1, 1]).steps(items, current, placement)
     assert found[0] == ItemChanges("x", (RemoveAssignment("x", A, 0), MoveAssignment("x", C, 1, 0)))
-    # Without a third they stay as they are.
+    # Without a third member the items stay.
     full = {"x": assigned("x", (A, 0, True)), "y": assigned("y", (B, 0, True))}
     assert Convergence(members[:2], [1, 1]).steps(items, full, placement) == []

@@ -1,4 +1,4 @@
-"""Values of the key space: what is valid under a key, and the routes that keys imply."""
+"""Values of the key space: their validity under a key, and the routes that keys imply."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def spec(name: str, replication: int = 3) -> pb.JournalSpec:
         (ENTITIES.decode_assignment, key(A, 0), pb.Route(primary=3)),
     ],
 )
-def test_values_that_do_not_belong_under_their_key_are_refused(decode: Any, key: Any, value: Message | bytes) -> None:
+def test_values_that_contradict_their_key_are_refused(decode: Any, key: Any, value: Message | bytes) -> None:
     with pytest.raises(InvalidInput):
         decode(key, value if isinstance(value, bytes) else value.SerializeToString())
 
@@ -56,7 +56,7 @@ def test_values_are_decoded_and_replication_is_capped() -> None:
     assert ENTITIES.decode_assignment(key(A, 0), b"").primary == -1
 
 
-def test_assignments_are_consistent_once_all_have_the_route_of_their_keys() -> None:
+def test_assignments_are_consistent_when_all_have_the_route_of_their_keys() -> None:
     keys = [key(A, 1), key(B, 0)]
     route = implied_route(keys)
     assert (route.primary, len(route.members)) == (1, 2)

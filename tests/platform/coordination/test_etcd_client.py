@@ -37,7 +37,7 @@ from coranto.errors import CoordinationError, EtcdFull, InvalidInput, TxnOutcome
         ("10.0.0.1:1, 10.0.0.2:2", "ipv4:10.0.0.1:1,10.0.0.2:2"),
     ],
 )
-def test_endpoints(endpoint: str, target: str) -> None:
+def test_endpoints_are_parsed(endpoint: str, target: str) -> None:
     assert channel_target(endpoint) == target
 
 
@@ -55,19 +55,19 @@ def test_endpoints(endpoint: str, target: str) -> None:
         "https://10.0.0.1:1,10.0.0.2:2",
     ],
 )
-def test_endpoints_that_are_none(endpoint: str) -> None:
+def test_invalid_endpoints_are_refused(endpoint: str) -> None:
     with pytest.raises(InvalidInput):
         channel_target(endpoint)
 
 
-def test_prefix_end() -> None:
+def test_the_end_of_a_prefix_range_is_the_next_key() -> None:
     assert prefix_end(b"/a/") == b"/a0"
     assert prefix_end(b"a\xff\xff") == b"b"
     assert prefix_end(b"\xff") == b"\0"
 
 
 @pytest.mark.integration
-async def test_long_ranges_come_in_pages_of_the_same_revision(
+async def test_long_ranges_are_read_in_pages_of_the_same_revision(
     coordinator: EtcdCoordinator, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coranto.coordination.etcd_client._PAGE", 7)
@@ -79,7 +79,7 @@ async def test_long_ranges_come_in_pages_of_the_same_revision(
 
 
 @pytest.mark.integration
-async def test_a_refusal_of_etcd_raises_our_error(coordinator: EtcdCoordinator, layout: Layout) -> None:
+async def test_a_refusal_of_etcd_raises_a_coordination_error(coordinator: EtcdCoordinator, layout: Layout) -> None:
     with pytest.raises(CoordinationError, match="etcd refused Txn"):
         await coordinator.txn([], [Put(layout.root, b""), Put(layout.root, b"")])
     with pytest.raises(CoordinationError, match="lease"):
@@ -89,7 +89,7 @@ async def test_a_refusal_of_etcd_raises_our_error(coordinator: EtcdCoordinator, 
 
 
 @pytest.mark.integration
-async def test_keys_that_are_not_text_do_no_harm(coordinator: EtcdCoordinator, layout: Layout) -> None:
+async def test_keys_that_are_not_utf8_are_tolerated(coordinator: EtcdCoordinator, layout: Layout) -> None:
     key = layout.root + b"\xff\x00".decode("utf-8", "surrogateescape")
     await coordinator.txn([], [Put(key, b"odd")])
     assert [kv.key for kv in (await coordinator.range(layout.root)).kvs] == [key]
@@ -103,8 +103,8 @@ def _compact(etcd: EtcdServer, revision: int) -> None:
 
 
 @pytest.mark.integration
-async def test_a_watch_survives_the_server_and_notices_lost_history(tmp_path: Path, layout: Layout) -> None:
-    """In one etcd of its own: killed and started again, compacted, and replaced by an empty one."""
+async def test_a_watch_survives_a_restart_and_reports_lost_history(tmp_path: Path, layout: Layout) -> None:
+    """On a separate etcd: killed and restarted, compacted, and replaced by an empty one."""
     with EtcdServer(tmp_path / "one", fsync=False) as etcd:
         async with EtcdCoordinator(etcd.endpoint, timeout_seconds=60) as coordinator:
             first = await coordinator.txn([], [Put(layout.root + "a", b"1")])
@@ -126,7 +126,7 @@ async def test_a_watch_survives_the_server_and_notices_lost_history(tmp_path: Pa
 
 
 @pytest.mark.integration
-async def test_a_lost_server_means_another_error_for_a_read_than_for_a_change(
+async def test_a_lost_server_raises_different_errors_for_reads_and_changes(
     tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     etcd = EtcdServer(tmp_path, fsync=False)
@@ -148,7 +148,7 @@ async def test_a_lost_server_means_another_error_for_a_read_than_for_a_change(
 
 @dataclass(frozen=True)
 class SecureEtcd:
-    """An etcd that serves over TLS alone, to those with a certificate of its authority."""
+    """An etcd that serves only over TLS, to clients with a certificate of its authority."""
 
     endpoint: str
     tls: ClientTls
@@ -187,7 +187,7 @@ def secure_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureEtcd
 
 
 @pytest.mark.integration
-async def test_etcd_over_tls_with_a_certificate_of_ours(secure_etcd: SecureEtcd, layout: Layout) -> None:
+async def test_etcd_over_tls_requires_a_client_certificate(secure_etcd: SecureEtcd, layout: Layout) -> None:
     tls = secure_etcd.tls
     async with EtcdCoordinator(secure_etcd.endpoint, tls=tls) as coordinator:
         lease = await coordinator.lease_grant(120)
@@ -203,7 +203,7 @@ async def test_etcd_over_tls_with_a_certificate_of_ours(secure_etcd: SecureEtcd,
     assert not await asyncio.to_thread(is_healthy, secure_etcd.endpoint, ClientTls(tls.ca))
 
 
-def test_certificates_for_an_etcd_without_tls_are_a_mistake() -> None:
+def test_certificates_for_an_etcd_without_tls_are_refused() -> None:
     with pytest.raises(InvalidInput, match="write https://host:port"):
         EtcdCoordinator("127.0.0.1:1", tls=ClientTls())
     assert etcd_tls({}) is None
@@ -220,7 +220,7 @@ def test_a_cluster_uses_an_etcd_with_tls(secure_etcd: SecureEtcd, tmp_path: Path
 
 
 @pytest.mark.integration
-async def test_an_etcd_at_its_quota_says_so_and_nothing_is_changed(tmp_path: Path, layout: Layout) -> None:
+async def test_a_change_beyond_the_quota_of_etcd_is_refused_with_the_cause(tmp_path: Path, layout: Layout) -> None:
     with EtcdServer(tmp_path, fsync=False) as etcd:
         async with EtcdCoordinator(etcd.endpoint, timeout_seconds=60) as coordinator:
             assert 0 < await coordinator.bytes_in_use() < 1 << 20

@@ -1,4 +1,4 @@
-"""etcd, and its twin in simulations, keep the contract of coordinators."""
+"""etcd and its simulated counterpart satisfy the contract of coordinators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flow network finds the placement of least cost: the same that trying all of them finds."""
+"""The flow network finds the placement of least cost, like an exhaustive search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.platform.coordination.allocation import least_cost
 
 @st.composite
 def networks(draw: st.DrawFn) -> FlowNetwork:
-    """Small networks, with a placement to start from that is anything within limits."""
+    """Return small networks with any initial placement within the limits."""
     members = draw(st.integers(1, 5))
     limits = [draw(st.sampled_from([0, 1, 2, 3, 5])) for _ in range(members)]
     usable = [member for member, limit in enumerate(limits) if limit]
@@ -37,7 +37,7 @@ def networks(draw: st.DrawFn) -> FlowNetwork:
 
 @given(networks())
 @settings(max_examples=150, deadline=None)
-def test_no_placement_costs_less(network: FlowNetwork) -> None:
+def test_the_placement_costs_no_more_than_the_best_one(network: FlowNetwork) -> None:
     network.optimize()
     assert network.cost() == least_cost(network)
     for placed, wanted in zip(network.placed, network.replication, strict=True):
@@ -48,7 +48,7 @@ def test_no_placement_costs_less(network: FlowNetwork) -> None:
 
 @given(networks())
 @settings(max_examples=100, deadline=None)
-def test_the_bound_is_one(network: FlowNetwork) -> None:
+def test_the_cost_bound_is_never_above_the_cost(network: FlowNetwork) -> None:
     bound, best = network.cost_bound(), least_cost(network)
     assert (bound.unplaced, bound.single_zoned, bound.over_share, bound.moves) <= (
         best.unplaced,
@@ -58,8 +58,8 @@ def test_the_bound_is_one(network: FlowNetwork) -> None:
     )
 
 
-def test_a_full_member_passes_items_on_along_a_chain() -> None:
-    # The third item can only go to member 0, which is full; its items can go to 1, which is full; and those of 1 to 2.
+def test_full_members_pass_items_along_a_chain() -> None:
+    # The third item can only be placed on member 0, which is full; its items fit on 1, which is full; those of 1 on 2.
     network = FlowNetwork([1, 1, 2], [[0], [1], [2]], [0, 0, 0], [1, 1, 2], [1, 1, 2])
     for item, member in ((0, 0), (1, 1), (2, 2)):
         network.give(item, member)
@@ -76,8 +76,8 @@ def test_full_members_exchange_items_to_bring_each_a_second_zone() -> None:
     assert network.cost() == Cost(unplaced=0, single_zoned=0, over_share=0, moves=2)
 
 
-def test_an_item_that_a_cycle_passes_through_twice_gains_only_once() -> None:
-    # Both replicas of the item may change zones, one at a time: to change both gains nothing.
+def test_an_item_gains_only_once_from_a_cycle_that_passes_it_twice() -> None:
+    # Each replica of the item may change its zone, one at a time: changing both gains nothing.
     network = FlowNetwork([2, 1, 1], [[0, 1], [2], [3]], [0, 0, 1, 1], [1] * 4, [1] * 4)
     for item, member in ((0, 0), (0, 1), (1, 2), (2, 3)):
         network.give(item, member)
@@ -85,8 +85,8 @@ def test_an_item_that_a_cycle_passes_through_twice_gains_only_once() -> None:
     assert network.cost() == least_cost(network) == Cost(unplaced=0, single_zoned=0, over_share=0, moves=2)
 
 
-def test_an_item_may_move_in_one_zone_and_in_another_along_one_cycle() -> None:
-    # The two moves share nothing: made into others between zones, they would bring all replicas into one.
+def test_one_cycle_may_move_an_item_within_two_zones() -> None:
+    # The moves are independent. As moves between zones, they would bring all replicas into one zone.
     network = FlowNetwork(
         [1, 2, 0, 4],
         [[], [2, 3, 1], [1, 0, 2], [0, 2]],
@@ -101,7 +101,7 @@ def test_an_item_may_move_in_one_zone_and_in_another_along_one_cycle() -> None:
 
 
 def test_the_cost_bound_is_reached_by_necessary_moves() -> None:
-    # A member joined: two items are above the others' shares. One item lives in one zone. One has no member.
+    # A member joined: two items are above the others' shares. One item is in a single zone. One has no member.
     network = FlowNetwork(
         [1, 1, 1, 1, 1, 1, 2, 1],
         [[0], [0], [0], [1], [1], [1], [0, 1], []],
@@ -114,7 +114,7 @@ def test_the_cost_bound_is_reached_by_necessary_moves() -> None:
         network.give(item, member)
     network.give(6, 2)
     assert network.optimize() == network.cost_bound() == least_cost(network)
-    # Nobody is above a share, but an item needs its second zone.
+    # No member is above its share, but an item needs a second zone.
     network = FlowNetwork([2], [[0, 1]], [0, 0, 1], [9, 9, 9], [1, 1, 1])
     assert network.cost_bound().moves == 1
 
@@ -131,11 +131,11 @@ def test_an_optimal_placement_is_left_unchanged(network: FlowNetwork) -> None:
 
 
 UNPLACED, SINGLE, OVER, MOVE = 10**12, 10**8, 10**4, 1
-"""Weights of an oracle network: no sum of a later one reaches an earlier one at the sizes tried here."""
+"""Weights of an oracle network: at the sizes tested, no sum of a later weight reaches an earlier one."""
 
 
 def cost_by_networkx(network: FlowNetwork) -> int:
-    """The least cost of the network that the module draws, by a general solver of minimum-cost flows."""
+    """Return the least cost of the module's network by a general solver of minimum-cost flows."""
     graph = networkx.MultiDiGraph()
     wanted = sum(network.replication)
     graph.add_node("source", demand=-wanted)
@@ -159,7 +159,7 @@ def cost_by_networkx(network: FlowNetwork) -> int:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_general_solver_of_flows_finds_no_placement_that_costs_less(seed: int) -> None:
+def test_a_general_flow_solver_finds_the_same_cost(seed: int) -> None:
     rng = random.Random(seed)
     members, items = rng.randint(3, 12), rng.randint(10, 60)
     limits = [rng.choice((0, 5, 10, 30)) for _ in range(members)]

@@ -1,4 +1,4 @@
-"""Headers of requests: those for another process or of another etcd are refused."""
+"""Headers of requests: those for another process or another etcd are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def header(member: MemberId | None, cluster: int) -> pb.Header:
 
 
 @pytest.mark.parametrize("member", [ME, None], ids=["me", "anybody"])
-def test_requests_for_this_process_or_for_anybody_are_accepted(member: MemberId | None) -> None:
+def test_requests_for_this_process_or_for_any_process_are_accepted(member: MemberId | None) -> None:
     check_header(header(member, 7), 7, ME, "broker")
 
 
@@ -31,6 +31,6 @@ def test_requests_for_others_are_refused(member: MemberId, cluster: int, field: 
     assert refused.value.field == field
 
 
-def test_the_header_of_a_response_about_no_item_has_no_primary() -> None:
+def test_a_response_header_without_an_item_has_no_primary() -> None:
     found = unrouted_header(ME, EtcdHeader(7, 1, 5, 2))
     assert (found.route.primary, found.process_id, found.etcd.cluster_id) == (-1, process_id(ME), 7)

@@ -1,4 +1,4 @@
-"""The mirror on a real etcd, with faults put between the two."""
+"""The mirror on a real etcd, with faults injected between the two."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def journal(name: str, length: int = 1 << 20) -> bytes:
 
 
 class Faulty:
-    """A coordinator whose watches can be held back, broken, or answered by another cluster."""
+    """A coordinator whose watches can be delayed, broken, or answered by another cluster."""
 
     def __init__(self, real: EtcdCoordinator) -> None:
         self.real = real
@@ -122,7 +122,9 @@ class Faulty:
         await self.real.close()
 
 
-async def test_it_follows_changes_by_others(coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make) -> None:
+async def test_the_mirror_follows_changes_by_other_clients(
+    coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
+) -> None:
     await coordinator.txn([], [Put(layout.item_key("first"), journal("first"))])
     keyspace = keyspace_of(coordinator)
     start = await keyspace.start()
@@ -134,10 +136,10 @@ async def test_it_follows_changes_by_others(coordinator: EtcdCoordinator, layout
     assert [item.id for item in state.items] == ["other"]
     assert keyspace.header.revision == result.header.revision
     assert keyspace.header.cluster_id == result.header.cluster_id
-    assert [item.id for item in start.items] == ["first"], "a state stays what it was"
+    assert [item.id for item in start.items] == ["first"], "states are immutable"
 
 
-async def test_it_starts_at_the_revision_it_is_given(
+async def test_the_mirror_starts_at_a_given_revision(
     coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
 ) -> None:
     first = await coordinator.txn([], [Put(layout.item_key("first"), journal("first"))])
@@ -150,7 +152,7 @@ async def test_it_starts_at_the_revision_it_is_given(
     assert [item.id for item in state.items] == ["first", "second"]
 
 
-async def test_a_state_tells_which_items_may_have_changed(
+async def test_a_state_lists_the_items_that_may_have_changed(
     coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
 ) -> None:
     await coordinator.txn([], [Put(layout.item_key(name), journal(name)) for name in ("first", "other", "third")])
@@ -159,7 +161,7 @@ async def test_a_state_tells_which_items_may_have_changed(
     seen: list[frozenset[str] | None] = []
     keyspace.observe(lambda state: seen.append(state.changed))
     assert (await keyspace.start()).changed is None
-    assert seen == [None], "any may have, as everything was loaded"
+    assert seen == [None], "all items may have changed after a full load"
 
     async def change(*ops: Op) -> frozenset[str] | None:
         seen.clear()
@@ -173,11 +175,11 @@ async def test_a_state_tells_which_items_may_have_changed(
         "new",
     }
     assert await change(Put(layout.member_key(BROKER), b"not a spec")) == set()
-    faulty.break_next.set()  # The mirror loads everything again, and cannot tell what it has missed.
+    faulty.break_next.set()  # The mirror loads all entries again, and cannot list the missed changes.
     assert await change(Delete(layout.assignment_key("other", BROKER, 0))) is None
 
 
-async def test_keys_next_to_the_prefix_are_not_its_own(
+async def test_keys_next_to_the_prefix_are_ignored(
     coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
 ) -> None:
     keyspace = keyspace_of(coordinator)
@@ -189,7 +191,7 @@ async def test_keys_next_to_the_prefix_are_not_its_own(
     assert len(state.entries) == 1
 
 
-async def test_bad_entries_are_left_out_until_they_are_mended(
+async def test_bad_entries_are_omitted_until_they_are_corrected(
     coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
 ) -> None:
     bad = [
@@ -206,7 +208,7 @@ async def test_bad_entries_are_left_out_until_they_are_mended(
     assert [item.id for item in state.items] == ["bad-one", "good"]
 
 
-async def test_revisions_that_did_not_touch_the_prefix_are_reached_too(
+async def test_revisions_without_changes_below_the_prefix_are_reached(
     coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
 ) -> None:
     await coordinator.txn(
@@ -218,10 +220,10 @@ async def test_revisions_that_did_not_touch_the_prefix_are_reached_too(
     waits = [keyspace.wait_for_revision(elsewhere.header.revision, timeout=WAIT_SECONDS) for _ in range(5)]
     assert await asyncio.gather(*waits) == [before] * 5
     assert keyspace.known_revision >= elsewhere.header.revision
-    assert keyspace.header.revision == before.revision, "nothing changed here, so peers are told of no later revision"
+    assert keyspace.header.revision == before.revision, "nothing changed here, so headers keep the revision"
 
 
-async def test_a_revision_of_the_future_is_waited_for(
+async def test_a_wait_for_a_future_revision_times_out(
     coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
 ) -> None:
     keyspace = keyspace_of(coordinator)
@@ -231,7 +233,7 @@ async def test_a_revision_of_the_future_is_waited_for(
 
 
 @pytest.mark.parametrize("hidden", ["put", "update", "delete", "replace"])
-async def test_a_silent_watch_is_not_taken_for_quiet(
+async def test_a_silent_watch_is_not_taken_for_an_unchanged_key_space(
     hidden: str, coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
 ) -> None:
     old, new = layout.item_key("old-one"), layout.item_key("new-one")
@@ -257,7 +259,7 @@ async def test_a_silent_watch_is_not_taken_for_quiet(
     assert state.revision == changed.header.revision
 
 
-async def test_it_loads_again_when_history_is_lost(
+async def test_the_mirror_reloads_after_lost_history(
     coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
 ) -> None:
     await coordinator.txn([], [Put(layout.item_key("gone-one"), journal("gone-one"))])
@@ -275,7 +277,7 @@ async def test_it_loads_again_when_history_is_lost(
     assert [item.id for item in state.items] == ["new-one", "newer"]
 
 
-async def test_a_load_that_finds_no_change_keeps_the_revision_that_watches_reach(
+async def test_a_reload_without_changes_keeps_the_revision_of_the_state(
     coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
 ) -> None:
     changed = await coordinator.txn([], [Put(layout.item_key("item-0"), journal("item-0"))])
@@ -289,12 +291,12 @@ async def test_a_load_that_finds_no_change_keeps_the_revision_that_watches_reach
     await keyspace.wait_for_revision(elsewhere.header.revision, timeout=WAIT_SECONDS)
     result = await coordinator.txn([], [Put(layout.item_key("item-1"), journal("item-1"))])
     state = await keyspace.wait_for_revision(result.header.revision, timeout=WAIT_SECONDS)
-    assert faulty.resets == 0, "it was loaded again"
+    assert faulty.resets == 0, "the mirror was reloaded"
     assert seen == [changed.header.revision, result.header.revision]
     assert [item.id for item in state.items] == ["item-0", "item-1"]
 
 
-async def test_observers_see_every_state_in_order_and_cannot_harm_one_another(
+async def test_observers_get_every_state_in_order_despite_a_failing_observer(
     coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
 ) -> None:
     keyspace = keyspace_of(coordinator)
@@ -331,7 +333,7 @@ async def test_another_etcd_at_the_same_address_is_fatal(
         await keyspace.wait_for_change(keyspace.state)
 
 
-async def test_those_who_wait_are_told_when_it_closes(
+async def test_waits_fail_when_the_mirror_is_closed(
     coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
 ) -> None:
     keyspace = keyspace_of(coordinator)
@@ -352,7 +354,7 @@ async def test_those_who_wait_are_told_when_it_closes(
             await asyncio.wait_for(wait, WAIT_SECONDS)
 
 
-async def test_members_come_and_go_with_their_lease(
+async def test_members_appear_and_disappear_with_their_lease(
     coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
 ) -> None:
     keyspace = keyspace_of(coordinator)
@@ -369,10 +371,10 @@ async def test_members_come_and_go_with_their_lease(
     assert state.leader is None
 
 
-async def test_waiters_share_proofs_and_leave_etcd_time_for_its_work(
+async def test_waiters_share_proofs_at_a_limited_rate(
     coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
 ) -> None:
-    """etcd looks at all keys for a proof, so waiters must not each ask for one while the mirror is behind."""
+    """A proof makes etcd scan all keys, so waiters must not each request one while the mirror lags."""
     faulty = Faulty(coordinator)
     keyspace = keyspace_of(faulty)
     await keyspace.start()
@@ -387,6 +389,6 @@ async def test_waiters_share_proofs_and_leave_etcd_time_for_its_work(
     await eventually(lambda: faulty.proofs > 3)
     assert not any(wait.done() for wait in waits)
     elapsed = asyncio.get_running_loop().time() - began
-    assert faulty.proofs <= 3 + elapsed / 0.4, "after 0.05 s, and then after rests of at least 0.4 s"
+    assert faulty.proofs <= 3 + elapsed / 0.4, "after 0.05 s, and then at intervals of at least 0.4 s"
     faulty.flowing.set()
     assert {(await each).revision for each in waits} == {changed.header.revision}

@@ -1,4 +1,4 @@
-"""The pure merge, against a dict; and what a state makes of entries."""
+"""The pure merge, compared with a dict; and the decoded entries of a state."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ KEYS = [f"k/{name}" for name in ("a", "aa", "b", "b#", "c", "é", "z", "\U0001f6
 
 
 def decode(kv: KeyValue) -> object | None:
-    """Decodes to the value's length; the empty value does not decode."""
+    """Decode to the value's length; the empty value does not decode."""
     return len(kv.value) or None
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[list[WatchEvent]]:
-    """Batches of events as etcd gives them: revisions grow, and a batch holds whole revisions."""
+    """Return batches of events as etcd sends them: revisions grow, and a batch holds complete revisions."""
     revision = draw(st.integers(1, 5))
     batches = []
     for _ in range(draw(st.integers(0, 5))):
@@ -104,7 +104,7 @@ def state_of(values: dict[str, bytes]) -> KeySpaceState[pb.JournalSpec, pb.Broke
     return KeySpaceState(EtcdHeader(1, 2, 30, 4), Entries.load(kvs, decoded), LAYOUT, ENTITIES)
 
 
-def test_a_state_knows_items_members_assignments_and_routes() -> None:
+def test_a_state_has_items_members_assignments_and_routes() -> None:
     route = pb.Route(
         members=[pb.ProcessSpec.ID(zone="a", suffix="broker-1"), pb.ProcessSpec.ID(zone="b", suffix="broker-2")],
         primary=1,
@@ -143,7 +143,7 @@ def test_a_route_of_a_vanished_member_has_no_endpoint() -> None:
     assert list(state.route_of("journal").endpoints) == [""]
 
 
-def test_consistency_ignores_endpoints_and_nothing_else() -> None:
+def test_consistency_ignores_only_endpoints() -> None:
     key = AssignmentKey("journal", ONE, 0)
     id = pb.ProcessSpec.ID(zone="a", suffix="broker-1")
     assert ENTITIES.consistent([(key, pb.Route(members=[id], primary=0, endpoints=["http://x:1"]))]) == [True]

@@ -1,4 +1,4 @@
-"""The spelling of keys."""
+"""The format of keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_keys_are_those_of_gazette() -> None:
 
 
 @given(names, members, st.integers(0, 99))
-def test_every_key_reads_back(item: str, member: MemberId, slot: int) -> None:
+def test_every_key_round_trips(item: str, member: MemberId, slot: int) -> None:
     assert LAYOUT.decode(LAYOUT.item_key(item)) == ItemKey(item)
     assert LAYOUT.decode(LAYOUT.member_key(member)) == MemberKey(member)
     assert LAYOUT.decode(LAYOUT.assignment_key(item, member, slot)) == AssignmentKey(item, member, slot)
@@ -51,7 +51,7 @@ def test_the_order_of_keys_is_the_order_of_entities(item: str, other: str, left:
         "/gazette/cluster/assign/item#zone#suffix#²",
     ],
 )
-def test_strange_keys_are_refused(key: str) -> None:
+def test_keys_with_another_layout_are_refused(key: str) -> None:
     with pytest.raises(InvalidInput, match="key"):
         LAYOUT.decode(key)
 

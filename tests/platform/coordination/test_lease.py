@@ -1,4 +1,4 @@
-"""Leases: kept alive, resumed after a crash, lost; and the member key under them."""
+"""Leases: kept alive, resumed after a crash, lost; and the member key attached to them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEMBER = MemberId("zone", "broker-1")
 WAIT_SECONDS = 120.0
 
 
-def test_a_record_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+def test_an_unreadable_record_is_ignored(tmp_path: Path) -> None:
     record = LeaseRecord.within(tmp_path)
     assert record.load() is None
     for content in ("", "[]", "{}", '{"cluster_id": 1}', '{"cluster_id": 1, "lease": "x"}'):
@@ -37,7 +37,7 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     assert record.load() is None
 
 
-def test_a_lease_outlives_its_time_while_it_is_kept(layout: Layout) -> None:
+def test_a_lease_lasts_while_it_is_kept_alive(layout: Layout) -> None:
     async def main(loop: SimLoop) -> None:
         network, process = Network(loop, loop.rng), Process(loop, "broker")
         etcd, clock = SimEtcd(loop, network), SimClock(loop, process)
@@ -54,13 +54,13 @@ def test_a_lease_outlives_its_time_while_it_is_kept(layout: Layout) -> None:
         await asyncio.sleep(6)
         assert key in etcd.kvs
         await asyncio.sleep(5)
-        assert key not in etcd.kvs, "nobody keeps it any more"
+        assert key not in etcd.kvs, "it is no longer kept alive"
 
     with simulated(0) as loop:
         loop.run_until_complete(main(loop))
 
 
-async def test_a_restarted_process_is_the_same_member(
+async def test_a_restarted_process_resumes_its_membership(
     coordinator: EtcdCoordinator, layout: Layout, tmp_path: Path
 ) -> None:
     key = layout.member_key(MEMBER)
@@ -86,7 +86,7 @@ async def test_a_restarted_process_is_the_same_member(
     assert not (tmp_path / LEASE_FILE).exists()
 
 
-async def test_a_lease_that_is_gone_or_of_another_etcd_is_not_resumed(
+async def test_an_expired_lease_or_one_of_another_etcd_is_not_resumed(
     coordinator: EtcdCoordinator, tmp_path: Path
 ) -> None:
     record = LeaseRecord.within(tmp_path)
@@ -104,7 +104,7 @@ async def test_a_lease_that_is_gone_or_of_another_etcd_is_not_resumed(
     await coordinator.lease_revoke(second.lease)
 
 
-async def test_a_key_of_another_lease_is_waited_for(coordinator: EtcdCoordinator, layout: Layout) -> None:
+async def test_an_announcement_waits_for_a_key_of_another_lease(coordinator: EtcdCoordinator, layout: Layout) -> None:
     key = layout.member_key(MEMBER)
     old = await open_session(coordinator, ttl_seconds=30)
     await old.announce(key, b"old")
@@ -114,7 +114,7 @@ async def test_a_key_of_another_lease_is_waited_for(coordinator: EtcdCoordinator
     await coordinator.txn([], [Delete(key + "0")])
     assert neighbour.succeeded
     done, _ = await asyncio.wait([announcing], timeout=0.2)
-    assert not done, "the deletion of a longer key is not what was waited for"
+    assert not done, "the deletion of a longer key must not end the wait"
     await old.close()
     revision = await asyncio.wait_for(announcing, WAIT_SECONDS)
     kv = (await coordinator.get(key))[1]
@@ -123,7 +123,9 @@ async def test_a_key_of_another_lease_is_waited_for(coordinator: EtcdCoordinator
     await new.close()
 
 
-async def test_a_lost_lease_is_noticed_and_ends_announcing(coordinator: EtcdCoordinator, layout: Layout) -> None:
+async def test_a_lost_lease_is_reported_and_ends_a_pending_announcement(
+    coordinator: EtcdCoordinator, layout: Layout
+) -> None:
     key = layout.member_key(MEMBER)
     holder = await open_session(coordinator, ttl_seconds=30)
     await holder.announce(key, b"holder")
@@ -138,7 +140,7 @@ async def test_a_lost_lease_is_noticed_and_ends_announcing(coordinator: EtcdCoor
 
 
 class _PausedClock(SystemClock):
-    """Of a process that did not run for `paused` seconds. It hurries: a lease that lasts is kept alive often."""
+    """A clock that skips `paused` seconds. Its sleeps are short, so that a long lease is kept alive often."""
 
     paused = 0.0
 
@@ -149,7 +151,7 @@ class _PausedClock(SystemClock):
         await super().sleep(min(seconds, 0.1))
 
 
-async def test_a_lease_is_in_doubt_after_a_pause_until_etcd_was_asked(coordinator: EtcdCoordinator) -> None:
+async def test_a_lease_is_unconfirmed_after_a_pause_until_etcd_confirms_it(coordinator: EtcdCoordinator) -> None:
     clock = _PausedClock()
     session = await open_session(coordinator, ttl_seconds=60, clock=clock)
     await session.confirmed()
@@ -167,7 +169,7 @@ async def test_a_lease_is_in_doubt_after_a_pause_until_etcd_was_asked(coordinato
     await session.close(revoke=False)
 
 
-async def test_updates_are_of_our_own_key_only(coordinator: EtcdCoordinator, layout: Layout) -> None:
+async def test_updates_change_only_the_sessions_own_key(coordinator: EtcdCoordinator, layout: Layout) -> None:
     key = layout.member_key(MEMBER)
     session = await open_session(coordinator, ttl_seconds=30)
     with pytest.raises(LeaseLost):
@@ -185,7 +187,7 @@ async def test_updates_are_of_our_own_key_only(coordinator: EtcdCoordinator, lay
     await coordinator.txn([], [Delete(key)])
 
 
-async def test_an_etcd_that_stays_away_takes_the_lease_with_it(
+async def test_a_lease_is_lost_when_etcd_stays_unavailable_for_its_ttl(
     tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, etcd = _PausedClock(), EtcdServer(tmp_path, fsync=False)
@@ -207,15 +209,15 @@ async def test_an_etcd_that_stays_away_takes_the_lease_with_it(
 
 
 def test_the_clock_advances_while_the_machine_sleeps() -> None:
-    # CLOCK_MONOTONIC stands still then; /proc/uptime, as CLOCK_BOOTTIME, does not.
+    # CLOCK_MONOTONIC stops during sleep; /proc/uptime, like CLOCK_BOOTTIME, does not.
     before = SystemClock().monotonic()
     uptime = float(Path("/proc/uptime").read_text().split()[0])
     assert before - 1 < uptime < SystemClock().monotonic() + 1
 
 
-async def test_a_lease_is_doubted_after_the_machine_slept(coordinator: EtcdCoordinator) -> None:
+async def test_a_lease_is_unconfirmed_after_the_machine_slept(coordinator: EtcdCoordinator) -> None:
     class Sleeper(SystemClock):
-        """Time goes on while a machine sleeps, but nothing that waits for it."""
+        """A clock that advances while a machine sleeps; sleeping tasks do not wake up."""
 
         slept = 0.0
 
@@ -230,7 +232,7 @@ async def test_a_lease_is_doubted_after_the_machine_slept(coordinator: EtcdCoord
     await session.confirmed()
     clock.slept = 120.0
     async with asyncio.timeout(WAIT_SECONDS):
-        await session.confirmed()  # etcd is asked at once, and knows the lease still.
+        await session.confirmed()  # etcd is queried immediately, and still has the lease.
     await coordinator.lease_revoke(session.lease)
     clock.slept = 240.0
     with pytest.raises(LeaseLost):

@@ -27,7 +27,7 @@ Make = Callable[[Coordinator], JournalKeySpace]
 
 
 @pytest.mark.integration
-async def test_changes_that_a_killed_etcd_lost_are_reported_although_others_have_their_revisions(
+async def test_changes_lost_by_a_killed_etcd_are_reported_despite_reused_revisions(
     tmp_path: Path, layout: Layout
 ) -> None:
     """The number of keys and the revision are the same as before."""
@@ -107,10 +107,10 @@ async def test_a_change_that_the_watch_never_sent_is_reported(
 
 
 @pytest.mark.integration
-async def test_a_mirror_that_has_to_load_again_is_compared_as_far_as_it_had_come(
+async def test_a_reloading_mirror_is_compared_up_to_its_last_revision(
     coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
 ) -> None:
-    """History is gone, so only keys that did not change since can be compared."""
+    """History is compacted, so only keys without later changes can be compared."""
     faulty = Faulty(coordinator)
     keyspace = keyspace_of(faulty)
     await keyspace.start()
@@ -135,7 +135,7 @@ async def test_a_mirror_that_has_to_load_again_is_compared_as_far_as_it_had_come
     assert f"{layout.item_key('unseen')} (absent here, changed at revision" in failure
 
 
-def test_a_difference_names_some_of_many_keys() -> None:
+def test_a_difference_lists_some_of_many_keys() -> None:
     with pytest.raises(CoordinationError, match=r"5 keys differ: /0 \(changed at revision 1 here.*and 2 more\. etcd"):
         require_equal("/", 9, {f"/{number}": (1, 2) for number in range(5)})
 
@@ -155,7 +155,7 @@ class Answering:
         return answer
 
 
-async def test_a_comparison_waits_for_etcd_and_gives_up_where_history_is_gone() -> None:
+async def test_a_comparison_waits_for_etcd_and_ends_at_compacted_history() -> None:
     def entries(*kvs: KeyValue) -> Entries:
         return Entries.load(kvs, lambda kv: None)
 

@@ -1,4 +1,4 @@
-"""Placement of items: never more costly than the best one, with preferences among equals."""
+"""Placement of items: never more expensive than the best one, with preferences among equals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def patterns(found: list[PlanMember], placement: Placement) -> Counter[tuple[int
 
 @given(st.data())
 @settings(max_examples=100, deadline=None)
-def test_no_placement_costs_less(data: st.DataObject) -> None:
+def test_the_placement_costs_no_more_than_the_best_one(data: st.DataObject) -> None:
     found = members(*data.draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=5)))
     found = [
         replace(m, limit=data.draw(st.sampled_from([0, 1, 2, 3, 9])), exiting=data.draw(st.booleans())) for m in found
@@ -67,8 +67,8 @@ def test_new_replicas_spread_evenly_over_zones() -> None:
     assert patterns(two, choose_placement(items(60, 2), two, [[]] * 60)) == {(1, 1): 60}
 
 
-def test_members_that_must_give_up_items_give_those_up_that_live_too_close() -> None:
-    # Items have two replicas in one of two zones. When a third one joins, all members are above their share.
+def test_overloaded_members_release_items_with_two_replicas_in_a_zone_first() -> None:
+    # Each item has two replicas in one of two zones. When a third zone joins, all members are above their share.
     found = members(*"aaaabbbb")
     held = [
         [(number + 1) % 4, 4 + number % 4, (4 if twice_in_b else 0) + (number + 2 * twice_in_b) % 4]
@@ -79,7 +79,7 @@ def test_members_that_must_give_up_items_give_those_up_that_live_too_close() -> 
     placement = choose_placement(items(80, 3), joined, held)
     assert patterns(found, choose_placement(items(80, 3), found, held)) == {(2, 1): 80}
     assert placement.cost.moves == 80
-    # It is a preference: nobody looks for the best way to meet it.
+    # It is a preference, met without an optimal search.
     assert patterns(joined, placement)[1, 1, 1] > 70
 
 
@@ -91,7 +91,7 @@ def test_a_small_zone_gets_only_the_replicas_that_two_zones_need() -> None:
     assert max(counts[member] for member in range(6)) <= 12
 
 
-def test_items_of_one_member_have_many_others_as_their_neighbours() -> None:
+def test_items_of_one_member_share_many_other_members() -> None:
     found = members(*("abc" * 10))
     placement = choose_placement(items(1000, 3), found, [[]] * 1000)
     neighbours = {member for placed in placement.members if 0 in placed for member in placed} - {0}
@@ -99,7 +99,7 @@ def test_items_of_one_member_have_many_others_as_their_neighbours() -> None:
     assert set(Counter(member for placed in placement.members for member in placed).values()) == {100}
 
 
-def test_of_more_than_is_wanted_the_first_are_kept_and_two_zones() -> None:
+def test_of_excess_replicas_the_first_ones_and_two_zones_are_kept() -> None:
     found = members(*"aabb")
     placement = choose_placement(items(1, 2), found, [[0, 1, 2, 3]])
     assert set(placement.members[0]) in ({0, 2}, {0, 3})
@@ -108,19 +108,19 @@ def test_of_more_than_is_wanted_the_first_are_kept_and_two_zones() -> None:
     assert choose_placement(items(1, 2), single, [[3, 1, 0]]).members == ((3, 1),)
 
 
-def test_replicas_that_are_too_close_go_first() -> None:
+def test_excess_replicas_in_the_same_zone_are_removed_first() -> None:
     found = members(*"aabc")
     assert choose_placement(items(1, 3), found, [[2, 3, 0, 1]]).members == ((2, 3, 0),)
     assert choose_placement(items(1, 3), found, [[0, 1, 2, 3]]).members == ((0, 2, 3),)
 
 
-def test_when_there_is_not_room_for_all_each_item_gets_a_first_replica() -> None:
+def test_with_too_little_capacity_each_item_gets_a_first_replica() -> None:
     placement = choose_placement(items(3, 2), members("a", "b", limit=2), [[]] * 3)
     assert sorted(map(len, placement.members)) == [1, 1, 2]
     assert placement.cost.unplaced == 2
 
 
-def test_moves_of_a_change_in_a_larger_cluster() -> None:
+def test_changes_in_a_larger_cluster_move_only_the_necessary_replicas() -> None:
     zones = "abc" * 8
     world = AllocationWorld(items(800, 3), members(*zones))
     assert world.converge().added == 2400

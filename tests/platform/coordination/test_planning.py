@@ -1,4 +1,4 @@
-"""The planner, as properties: what must hold of every step and of the placement at which it comes to rest."""
+"""The planner, as properties: invariants of every step and of the converged placement."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def items(count: int, replication: int) -> list[PlanItem]:
 
 
 def check_at_rest(world: AllocationWorld) -> None:
-    """Check the properties of any world that has converged."""
+    """Check the properties of any converged world."""
     assert world.plan().items == ()
     unplaced = sum(item.replication for item in world.items.values())
     for item in world.items.values():
@@ -58,7 +58,7 @@ some_items = st.lists(
     unique_by=lambda i: i.id,
     max_size=9,
 )
-# Well-formed or not: vanished members and items, no primary, two of them, gaps in slots.
+# Valid or not: vanished members and items, no primary, two of them, gaps in slots.
 some_assignments = st.lists(
     st.builds(
         PlanAssignment,
@@ -75,19 +75,19 @@ worlds = st.builds(AllocationWorld, some_items, some_members, some_assignments)
 
 @given(worlds)
 @settings(max_examples=examples(100), deadline=None)
-def test_any_world_settles_within_its_promises(world: AllocationWorld) -> None:
+def test_any_world_converges_within_its_guarantees(world: AllocationWorld) -> None:
     before = world.counts()
     world.converge()
     if world.plan().unplaced == 0:
         check_at_rest(world)
     for member, count in world.counts().items():
-        # Somebody's limit may have been exceeded before; that ends when all replicas have a place.
+        # A limit may have been exceeded before; that ends when all replicas have a place.
         assert count <= max(world.members[member].limit, before[member] if world.plan().unplaced else 0)
 
 
 @given(worlds, st.data())
 @settings(max_examples=40, deadline=None)
-def test_items_that_synchronize_at_any_pace_settle_too(world: AllocationWorld, data: st.DataObject) -> None:
+def test_items_that_synchronize_at_any_pace_converge(world: AllocationWorld, data: st.DataObject) -> None:
     for _ in range(8):
         ready = data.draw(st.sets(st.sampled_from([f"item-{i}" for i in range(9)])))
         world.synchronize(ready.__contains__)
@@ -97,7 +97,7 @@ def test_items_that_synchronize_at_any_pace_settle_too(world: AllocationWorld, d
 
 @given(some_items, some_members, st.lists(some_members, min_size=1, max_size=3))
 @settings(max_examples=40, deadline=None)
-def test_a_planner_that_remembers_keeps_the_promises_too(
+def test_a_planner_with_state_keeps_the_guarantees(
     items: list[PlanItem], members: list[PlanMember], later: list[list[PlanMember]]
 ) -> None:
     world = AllocationWorld(items, members, planning=Planner().plan)
@@ -112,11 +112,13 @@ def test_a_planner_that_remembers_keeps_the_promises_too(
 
 @given(some_items, some_members, some_members)
 @settings(max_examples=examples(100), deadline=None)
-def test_two_zones_when_possible(items: list[PlanItem], members: list[PlanMember], joining: list[PlanMember]) -> None:
-    """Items span two zones if members have room for it, whoever joins or changes meanwhile."""
+def test_items_span_two_zones_when_possible(
+    items: list[PlanItem], members: list[PlanMember], joining: list[PlanMember]
+) -> None:
+    """Items span two zones if members have capacity for it, despite concurrent joins and changes."""
     world = AllocationWorld(items, members)
     world.converge()
-    roomy = {member.zone for member in world.members} | {member.id.zone for member in joining}
+    available_zones = {member.zone for member in world.members} | {member.id.zone for member in joining}
     world.put_members(*joining)
     world.put_members(*[replace(m, limit=50, exiting=False) for m in world.members.values()])
     world.converge()
@@ -125,7 +127,7 @@ def test_two_zones_when_possible(items: list[PlanItem], members: list[PlanMember
         found = world.members_of(item.id)
         assert len(found) == min(item.replication, len(world.members))
         if len(found) == item.replication > 1:
-            assert len({member.zone for member in found}) >= min(2, len(roomy))
+            assert len({member.zone for member in found}) >= min(2, len(available_zones))
 
 
 @given(worlds, st.randoms(use_true_random=False))
@@ -151,7 +153,7 @@ def test_converged_assignments_stay(items: list[PlanItem], members: list[PlanMem
 
 @given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 8), st.integers(1, 8))
 @settings(max_examples=40, deadline=None)
-def test_members_that_join_or_leave_cost_no_more_moves_than_their_share(
+def test_joining_or_leaving_members_cause_no_more_moves_than_their_share(
     count: int, replication: int, before: int, after: int
 ) -> None:
     assume(min(before, after) >= replication)
@@ -168,13 +170,13 @@ def test_members_that_join_or_leave_cost_no_more_moves_than_their_share(
     effort = world.converge()
     now = world.counts()
     assert max(now.values()) <= share
-    # What is added is what was lost, or what others have above their share, and no more. A lost replica may have to
-    # displace another where the member with room is one that holds the item already.
+    # Added replicas are the lost ones and those above the share of other members, and no more. A lost replica may have
+    # to displace another one if the member with capacity holds the item already.
     needed = lost + sum(max(0, spread[member] - share) for member in world.members)
     assert needed <= effort.added <= needed + (lost if replication > 1 else 0)
 
 
-def test_a_planner_chooses_again_only_when_items_or_members_changed() -> None:
+def test_the_placement_is_recomputed_only_when_items_or_members_change() -> None:
     planner = Planner()
     world = AllocationWorld(items(30, 2), members(4, zones=2), planning=planner.plan)
     world.converge()
@@ -210,7 +212,7 @@ def test_a_member_can_drain_when_others_can_take_all(others: int, limit: int, ex
     assert can_drain(items(5, 2), found, found[0].id) is expected
 
 
-def test_who_exits_later_waits_and_who_exits_last_waits_in_vain() -> None:
+def test_exiting_members_drain_in_order_and_the_last_one_cannot() -> None:
     first, second, third = members(3)
     wanted = items(5, 2)
     assert can_drain(wanted, [replace(first, exiting=True), second, third], first.id)
