@@ -25,7 +25,7 @@ collect_ignore = [] if os.environ.get("CORANTO_TEST_INGEST") else WITH_DLT
 
 
 class Running:
-    """A cluster on a loop of its own, for blocking code."""
+    """A cluster on its own event loop, for blocking code."""
 
     def __init__(self, brokers: int) -> None:
         self.loop = LoopThread("cluster")
@@ -51,7 +51,7 @@ def brokers() -> int:
 
 @pytest.fixture
 def running(brokers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    """A cluster that dlt finds by the environment. dlt's folders are below `tmp_path`."""
+    """A cluster that dlt finds through the environment. dlt's folders are below `tmp_path`."""
     running = Running(brokers)
     monkeypatch.setenv("CORANTO_ENDPOINT", running.start())
     monkeypatch.setenv("DESTINATION__CORANTO__STORES", json.dumps([STORE_URL]))

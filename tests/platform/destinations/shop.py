@@ -1,4 +1,4 @@
-"""A shop's REST interface on a local server, dlt's REST source that reads it, and what the destination wrote."""
+"""A shop's REST API on a local server, dlt's REST source that reads it, and the destination's messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines of dlt with a real cluster: what is loaded, how schemas change, and what is kept of a pipeline."""
+"""Pipelines of dlt with a real cluster: loaded rows, schema changes, and the state of a pipeline."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
 # -- The REST source: its rows, also nested ones, are in tables --------------------------------------------------------
 
 
-def test_the_tables_are_the_source(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
-    """Orders and their lines change and get fewer. Tables of `coranto table` equal the source, row by row."""
+def test_tables_equal_the_source(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
+    """Orders and their lines change and shrink. Tables of `coranto table` equal the source, row by row."""
     store, endpoint = f"sqlite:///{tmp_path}/shop.db", os.environ["CORANTO_ENDPOINT"]
     with serving() as shop:
 
@@ -85,7 +85,7 @@ def test_the_tables_are_the_source(running: Running, client: SyncJournalClient, 
     assert len(messages(client, "_dlt_loads")) == 3
 
 
-def test_several_journals_keep_the_order_of_keys(
+def test_the_order_of_keys_is_kept_over_several_journals(
     running: Running, client: SyncJournalClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DESTINATION__CORANTO__JOURNALS", "3")
@@ -101,7 +101,7 @@ def test_several_journals_keep_the_order_of_keys(
     assert rows(tmp_path / "shop.db", "SELECT id, version FROM orders ORDER BY id") == [(n, 3) for n in range(30)]
 
 
-def test_deleted_rows_leave_a_table(running: Running, tmp_path: Path) -> None:
+def test_deleted_rows_are_removed_from_a_table(running: Running, tmp_path: Path) -> None:
     pipe = pipeline(tmp_path / "work")
     hints: Any = {"gone": {"hard_delete": True, "data_type": "bool"}}
     for data in ([{"id": 1, "gone": False}, {"id": 2, "gone": False}], [{"id": 1, "gone": True}]):
@@ -156,7 +156,7 @@ def test_values_of_each_type_arrive_in_postgresql(running: Running, client: Sync
     assert dict(zip(names, found[1], strict=True)) == {name: expected[name] for name in names}
 
 
-def test_arrow_tables(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
+def test_arrow_tables_are_loaded(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
     pipe = pipeline(tmp_path / "work")
     pipe.run(pa.table({"id": [1, 2], "name": ["a", None]}), table_name="orders")
     [load] = messages(client, "_dlt_loads")
@@ -170,11 +170,13 @@ def test_arrow_tables(running: Running, client: SyncJournalClient, tmp_path: Pat
 # -- Schemas ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_column_is_a_version_of_the_type(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
+def test_a_new_column_registers_a_new_version_of_the_type(
+    running: Running, client: SyncJournalClient, tmp_path: Path
+) -> None:
     pipe = pipeline(tmp_path / "work")
     pipe.run([{"id": 1}], table_name="orders")
     assert fields(client, "orders") == "id BIGINT, _dlt_load_id STRING NOT NULL, _dlt_id STRING NOT NULL"
-    pipe.run([{"id": "2b", "note": "n"}], table_name="orders")  # An id that is no number gets a column of its own.
+    pipe.run([{"id": "2b", "note": "n"}], table_name="orders")  # An id that is not a number gets its own column.
     assert fields(client, "orders") == (
         "id BIGINT, _dlt_load_id STRING NOT NULL, _dlt_id STRING NOT NULL, id__v_text STRING, note STRING"
     )
@@ -194,7 +196,7 @@ def test_a_change_that_no_version_can_hold_is_refused(
     assert [row["id"] for row in messages(client, "orders")] == [1]
 
 
-def test_a_promise_of_the_type_is_kept(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
+def test_the_compatibility_of_the_type_is_enforced(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
     pipeline(tmp_path / "one").run([{"id": 1}], table_name="orders")
     with SyncTypeRegistry(client, "types/registry") as registry:
         known = registry.find(f"{DATASET}.orders").definition
@@ -206,13 +208,17 @@ def test_a_promise_of_the_type_is_kept(running: Running, client: SyncJournalClie
     assert "_dlt_id" in text
 
 
-def test_a_column_without_a_form_is_refused(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
+def test_a_column_that_no_field_can_have_is_refused(
+    running: Running, client: SyncJournalClient, tmp_path: Path
+) -> None:
     text = failure(pipeline(tmp_path / "work"), [{"id": 1, "_meta": "m"}], table_name="orders")
     assert "table orders cannot be loaded: column _meta is the place of the messages' UUIDs: rename it" in text
     assert not messages(client, "orders")
 
 
-def test_a_name_that_no_journal_can_have(running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_name_that_no_journal_can_have_is_refused(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SCHEMA__NAMING", "direct")
     text = failure(pipeline(tmp_path / "work"), [{"id": 1}], table_name="my (orders)")
     assert "table my (orders) cannot be loaded: " in text
@@ -231,7 +237,7 @@ def test_a_strategy_that_deletes_is_refused(running: Running, tmp_path: Path) ->
 
 
 def test_a_refresh_is_refused(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
-    """It would reset the state, and load rows again beside those that stay."""
+    """It would reset the state, and load rows again in addition to the existing ones."""
     pipe = pipeline(tmp_path / "work")
 
     @dlt.source(name="shop")
@@ -252,7 +258,7 @@ def test_a_refresh_is_refused(running: Running, client: SyncJournalClient, tmp_p
 def test_copies_of_a_package_are_published_once(
     running: Running, client: SyncJournalClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a worker's folder was copied, or restored: several processes load the same package."""
+    """Several processes load the same package, for example after a worker's folder was copied or restored."""
     monkeypatch.setenv("NORMALIZE__DATA_WRITER__FILE_MAX_ITEMS", "10")
     pipe = pipeline(tmp_path / "first")
     pipe.extract([{"id": n, "lines": [{"n": n}]} for n in range(100)], table_name="orders")
@@ -279,7 +285,9 @@ def test_copies_of_a_package_are_published_once(
     assert len(messages(client, "_dlt_version")) == 1
 
 
-def test_the_state_comes_back_in_an_empty_folder(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
+def test_the_state_is_restored_into_an_empty_folder(
+    running: Running, client: SyncJournalClient, tmp_path: Path
+) -> None:
     with serving() as shop:
         shop.rows["orders"] = [{"id": n, "version": n} for n in range(1, 30)]
         first = pipeline(tmp_path / "here")
@@ -292,7 +300,7 @@ def test_the_state_comes_back_in_an_empty_folder(running: Running, client: SyncJ
     assert pipeline(tmp_path / "other", "other").run([{"id": 1}], table_name="others")
 
 
-def test_the_state_of_an_incomplete_load_does_not_count(
+def test_the_state_of_an_incomplete_load_is_ignored(
     running: Running, client: SyncJournalClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from coranto.destinations.client import CorantoClient
@@ -319,10 +327,10 @@ def test_the_state_of_an_incomplete_load_does_not_count(
     assert len(messages(client, "_dlt_loads")) == 2
 
 
-def test_a_pipeline_of_another_destination_is_switched(
+def test_a_pipeline_can_switch_from_another_destination(
     running: Running, client: SyncJournalClient, tmp_path: Path
 ) -> None:
-    """In the folder of a pipeline that has loaded elsewhere, with a cursor."""
+    """The pipeline's folder has a cursor of loads into another destination."""
     with serving() as shop:
         shop.rows["orders"] = [{"id": n, "version": n} for n in range(1, 30)]
         elsewhere = dlt.destinations.filesystem(f"file://{tmp_path}/elsewhere")
@@ -348,7 +356,7 @@ def test_a_damaged_ledger_stops_loads_until_the_loss_is_accepted(
 def test_a_row_that_does_not_fit_is_not_published(
     running: Running, client: SyncJournalClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broken file, as after a disk failure, fails its job. The package stays, and nothing of the file is readable."""
+    """A broken file, as after a disk failure, fails its job. The package stays, and no row of the file is readable."""
     pipe = pipeline(tmp_path / "work")
     pipe.extract([{"id": 1}, {"id": 2}], table_name="orders")
     pipe.normalize()
@@ -365,7 +373,7 @@ def test_a_row_that_does_not_fit_is_not_published(
     assert [row["id"] for row in messages(client, "orders")] == [1, 2]
 
 
-def test_a_pipeline_without_a_dataset_begins(running: Running, tmp_path: Path) -> None:
+def test_a_pipeline_without_a_dataset_starts(running: Running, tmp_path: Path) -> None:
     pipe = pipeline(tmp_path / "work")
     pipe.sync_destination()
     assert pipe.first_run

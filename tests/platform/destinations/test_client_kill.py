@@ -1,4 +1,4 @@
-"""Processes that load a package are killed at random moments, and brokers: each row is published once."""
+"""Processes that load a package, and brokers, are killed at random times: each row is published once."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ pipe.load()
 """
 
 
-class Life:
-    """A process that loads what is pending in a folder."""
+class Loader:
+    """A process that loads the pending package of a folder."""
 
     def __init__(self, folder: Path) -> None:
         root = Path(__file__).parents[3]
@@ -39,7 +39,7 @@ class Life:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=root, text=True)
 
     def is_killed(self, seconds: float) -> bool:
-        """Kill the process some time after it begins to load. Returns False if it has ended by itself."""
+        """Kill the process some time after it starts to load. Returns False if it ended by itself."""
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "loading\n", self._process.communicate()[1]
         try:
@@ -57,7 +57,7 @@ class Life:
 
 
 def prepare(folder: Path, rows: int) -> None:
-    """Make a package with a file for each ten rows. Each row has a list of two."""
+    """Make a package with a file for each ten rows. Each row has a list of two items."""
     with serving() as shop:
         for table in TABLES:
             shop.rows[table] = [{"id": n, "version": n, "lines": [{"n": n}, {"n": -n}]} for n in range(1, rows + 1)]
@@ -75,7 +75,7 @@ def check(client: SyncJournalClient, rows: int) -> None:
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(30, marks=pytest.mark.exhaustive)])
-def test_each_row_is_there_once(
+def test_each_row_is_published_once_when_loaders_are_killed(
     running: Running, client: SyncJournalClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
     monkeypatch.setenv("NORMALIZE__DATA_WRITER__FILE_MAX_ITEMS", "10")
@@ -85,12 +85,12 @@ def test_each_row_is_there_once(
     shutil.copytree(*folders)
     killed = 0
     while killed < kills:
-        lives = [Life(folder) for folder in chance.choice((folders, folders[:1], folders[1:]))]
-        ends = [life.is_killed(chance.uniform(0, 0.6)) for life in lives]
-        assert all(ends), "all was loaded too soon: give more rows"
+        loaders = [Loader(folder) for folder in chance.choice((folders, folders[:1], folders[1:]))]
+        ends = [loader.is_killed(chance.uniform(0, 0.6)) for loader in loaders]
+        assert all(ends), "the load ended too soon: use more rows"
         killed += len(ends)
     for folder in folders:
-        Life(folder).finish()
+        Loader(folder).finish()
     check(client, rows)
     place = tmp_path / "shop.db"
     loaded(client.config.endpoint, f"sqlite:///{place}", "orders", "id BIGINT, version BIGINT")
@@ -100,7 +100,7 @@ def test_each_row_is_there_once(
 
 
 @pytest.mark.parametrize("brokers", [3])
-def test_brokers_are_killed(
+def test_each_row_is_published_once_when_brokers_are_killed(
     running: Running, client: SyncJournalClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NORMALIZE__DATA_WRITER__FILE_MAX_ITEMS", "10")

@@ -1,4 +1,4 @@
-"""Hints of dlt become fields, and load files rows. These need no dlt."""
+"""Hints of dlt become fields, and load files become rows. These tests do not need dlt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COLUMNS = {
 }
 
 
-def test_each_type_of_dlt_is_one_of_coranto() -> None:
+def test_each_type_of_dlt_has_a_type_of_coranto() -> None:
     assert format_fields(fields_of(COLUMNS, "_dlt_load_id")) == (
         "id BIGINT NOT NULL, name STRING, price DECIMAL(38, 9), tax DECIMAL(10, 2), whole DECIMAL(12, 0), "
         "at TIMESTAMP, local TIMESTAMP_NTZ, day DATE, hour STRING, raw STRING, tags STRING, large STRING, "
@@ -43,7 +43,7 @@ def test_each_type_of_dlt_is_one_of_coranto() -> None:
     )
 
 
-def test_the_load_is_added_only_once_and_only_where_it_is_wanted() -> None:
+def test_the_load_column_is_added_only_once_and_only_if_requested() -> None:
     mine = {"_dlt_load_id": {"data_type": "text"}}
     assert len(fields_of(mine, "_dlt_load_id")) == 1
     assert [field.name for field in fields_of({"n": {"data_type": "bigint"}}, "")] == ["n"]
@@ -57,13 +57,13 @@ def test_the_load_is_added_only_once_and_only_where_it_is_wanted() -> None:
         ({"x": {"data_type": "decimal", "precision": 76, "scale": 3}}, "give a precision from 1 to 38"),
     ],
 )
-def test_what_has_no_field_is_refused(columns: dict[str, dict[str, object]], problem: str) -> None:
+def test_columns_without_a_field_type_are_refused(columns: dict[str, dict[str, object]], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         fields_of(columns, "")
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_rows_of_lines(tmp_path: Path, packed: bool) -> None:
+def test_rows_are_read_from_json_lines(tmp_path: Path, packed: bool) -> None:
     path = tmp_path / ("t.1.0.jsonl" + ".gz" * packed)
     lines = [{"id": 1, "tags": {"a": [1, "é"]}}, {"id": 2, "tags": None}, {"id": 3, "tags": "text"}, {"id": 4}]
     content = "".join(json.dumps(each) + "\n" for each in lines).encode()
@@ -76,14 +76,14 @@ def test_rows_of_lines(tmp_path: Path, packed: bool) -> None:
     ]
 
 
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
+def test_a_broken_line_is_reported_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "t.1.0.jsonl"
     path.write_text('{"id": 1}\n[2]\n')
     with pytest.raises(InvalidInput, match=r"line 2 of t\.1\.0\.jsonl is not a JSON object"):
         list(rows_of(path, {}))
 
 
-def test_rows_of_parquet(tmp_path: Path) -> None:
+def test_rows_are_read_from_parquet(tmp_path: Path) -> None:
     path = tmp_path / "t.1.0.parquet"
     table = pa.table(
         {

@@ -1,4 +1,4 @@
-"""The examples of docs/dlt.md, word by word."""
+"""The examples of docs/dlt.md, verbatim."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def block(language: str, begins: str) -> str:
     return found
 
 
-def test_the_first_example(running: Running, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_the_first_example_runs(running: Running, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     (tmp_path / "load.py").write_text(block("python", "orders = [\n"))
     (tmp_path / "orders.yaml").write_text(block("yaml", "shop-orders"))
     steps = re.findall(r"^\$ (\w+) (.*)\n((?:[^$].*\n)*)", block("console", "python load.py"), re.MULTILINE)
@@ -46,7 +46,7 @@ def test_the_first_example(running: Running, tmp_path: Path, capfdbinary: pytest
             assert '"id":1,"customer":"ada"' in done.output
 
 
-def test_the_assets_of_dagster(
+def test_the_dagster_assets_run(
     running: Running, client: SyncJournalClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))

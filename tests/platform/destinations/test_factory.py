@@ -17,7 +17,7 @@ from tests.platform.destinations.shop import messages, pipeline
 
 
 @pytest.mark.parametrize("name", ["coranto", "coranto.destinations.coranto"])
-def test_it_is_found_by_its_name(name: str) -> None:
+def test_the_destination_is_found_by_its_name(name: str) -> None:
     found = Destination.from_reference(name)
     assert found is not None
     assert (found.destination_name, found.destination_type) == ("coranto", "coranto.destinations.coranto")
@@ -43,7 +43,7 @@ def test_arguments_replace_the_configuration(
 
 
 @pytest.mark.parametrize("journals", [0, 121])
-def test_a_number_of_journals_that_is_none(journals: int) -> None:
+def test_an_invalid_number_of_journals_is_refused(journals: int) -> None:
     from coranto.destinations import coranto
 
     factory = coranto(journals=journals)
@@ -56,7 +56,7 @@ def test_the_entry_point_imports_neither_dlt_nor_a_client() -> None:
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_dlt_is_not_loaded_by_others() -> None:
+def test_other_modules_do_not_load_dlt() -> None:
     assert dlt.__version__
     program = "import sys, coranto.ingest, coranto.cli; print('dlt' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"

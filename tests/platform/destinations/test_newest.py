@@ -1,4 +1,4 @@
-"""The newest message is found from the end of a journal, also if it is far from it."""
+"""The newest matching message is found from the end of a journal, even if it is far from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tests.platform.destinations.conftest import Running
 JOURNAL = "states/all"
 
 
-def test_the_last_one_that_fits(running: Running, client: SyncJournalClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_matching_message_is_found(
+    running: Running, client: SyncJournalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running.loop.run(running.cluster.create(JOURNAL))
     assert newest(client, JOURNAL, lambda row: True) is None
     publisher = sync_publisher(client, JsonLines())
@@ -37,6 +39,6 @@ def test_the_last_one_that_fits(running: Running, client: SyncJournalClient, mon
         assert [found(), found(of=0), found(of=1), found(n=0), found(n=7), found(n=77)] == [49, 48, 49, 0, 7, None]
 
 
-def test_a_journal_that_is_missing(client: SyncJournalClient) -> None:
+def test_a_missing_journal_is_an_error(client: SyncJournalClient) -> None:
     with pytest.raises(JournalNotFound):
         newest(client, "states/none", lambda row: True)

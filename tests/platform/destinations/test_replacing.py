@@ -14,13 +14,15 @@ from tests.platform.destinations.shop import messages, pipeline
 pytestmark = pytest.mark.integration
 
 
-def test_it_is_refused_before_anything_is_written(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
+def test_replace_is_refused_before_anything_is_written(
+    running: Running, client: SyncJournalClient, tmp_path: Path
+) -> None:
     with pytest.raises(PipelineStepFailed, match="orders: write_disposition replace is not possible"):
         pipeline(tmp_path / "work").run([{"id": 1}], table_name="orders", write_disposition="replace")
     assert not client.list("").journals
 
 
-def test_with_the_setting_the_latest_load_is_the_table(
+def test_with_the_setting_the_latest_load_has_the_rows_of_the_table(
     running: Running, client: SyncJournalClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DESTINATION__CORANTO__REPLACE", "append")
@@ -35,7 +37,7 @@ def test_with_the_setting_the_latest_load_is_the_table(
     assert [row["of"] for row in lines if row["_dlt_load_id"] == latest] == [2, 3]
 
 
-def test_a_setting_that_is_none(running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_setting_is_refused(running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DESTINATION__CORANTO__REPLACE", "truncate")
     with pytest.raises(PipelineStepFailed, match="'truncate' is not a value of replace; give refuse or append"):
         pipeline(tmp_path / "work").run([{"id": 1}], table_name="orders")

@@ -51,11 +51,11 @@ def local(begin: int, end: int) -> Fragment:
         ([stored(0, 10), stored(10, 20), local(20, 30)], 19, (0, 10)),
         ([stored(5, 10), stored(10, 20)], 5, (5, 5)),
         ([stored(0, 10), stored(8, 20), stored(15, 40)], 30, (0, 20)),  # They overlap.
-        # A later fragment may be stored first. Nothing between, and not the beginning, may be missing from the fork.
+        # A later fragment may be stored first. The fork must lack neither the content between nor the beginning.
         ([local(0, 10), stored(10, 20), stored(20, 30)], 30, (0, 0)),
         ([stored(0, 10), local(10, 20), stored(20, 30)], 30, (0, 10)),
         ([stored(0, 10), local(5, 20), stored(20, 30)], 30, (0, 10)),
-        ([stored(0, 10), stored(20, 30)], 30, (0, 30)),  # The source itself has nothing between.
+        ([stored(0, 10), stored(20, 30)], 30, (0, 30)),  # The source has no content between.
     ],
 )
 def test_all_whole_stored_fragments_below_the_offset_are_shared(
@@ -66,8 +66,8 @@ def test_all_whole_stored_fragments_below_the_offset_are_shared(
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12), st.booleans()), max_size=8), st.integers(0, 50))
-def test_a_fork_shares_all_that_its_source_has_between(spans: list[tuple[int, int, bool]], offset: int) -> None:
-    """By what is shared and what is copied, the fork has each byte that the source has."""
+def test_a_fork_has_all_content_of_its_source(spans: list[tuple[int, int, bool]], offset: int) -> None:
+    """With its shared and its copied content, the fork has each byte of its source."""
     fragments = [(stored if is_stored else local)(begin, begin + size) for begin, size, is_stored in spans]
     known = {at for each in fragments for at in range(each.begin, each.end)}
     if offset < min(known, default=offset):
@@ -81,20 +81,20 @@ def test_a_fork_shares_all_that_its_source_has_between(spans: list[tuple[int, in
         assert missing(fragments, [], shared) == shared.begin
 
 
-def test_what_retention_may_be_removing_is_not_shared() -> None:
-    ages = [101.0, 99.0, 80.0, 70.0, 1.0]  # Within a quarter of the retention counts as old.
+def test_fragments_that_retention_may_remove_are_not_shared() -> None:
+    ages = [101.0, 99.0, 80.0, 70.0, 1.0]  # Fragments within a quarter of the retention count as old.
     fragments = [stored(10 * n, 10 * n + 10, age) for n, age in enumerate(ages)]
     assert choose(spec(100), fragments, 50, 50, NOW) == SharedSpan(30, 50)
-    # The last one stays at any age, but only until there is another. So it is copied.
+    # Retention keeps the last fragment only until there is another one. So it is copied.
     old = [stored(0, 10, 300), stored(10, 20, 200), local(20, 30)]
     assert choose(spec(100), old, 30, 30, NOW) == SharedSpan(10, 10)
-    # What another fork holds, or what a source shares itself, is in no plan.
+    # Fragments that another fork holds, or that a source shares itself, are not removed.
     held = spec(100, **{labels.FORK_HOLD: "10/other"})
     assert [is_safe(held, each, NOW, 0) for each in old[:2]] == [False, True]
     assert is_safe(spec(100), stored(0, 10, 300, "above"), NOW, 0)
 
 
-def test_content_that_is_gone_cannot_be_forked() -> None:
+def test_missing_content_cannot_be_forked() -> None:
     with pytest.raises(ContentGone):
         choose(spec(), [stored(10, 20)], 9, 20, NOW)
     with pytest.raises(ContentGone):
@@ -102,7 +102,7 @@ def test_content_that_is_gone_cannot_be_forked() -> None:
 
 
 @pytest.mark.parametrize("managed_by", sorted(labels.OF_RECORDS))
-def test_specs_of_a_fork_and_of_its_source(managed_by: str) -> None:
+def test_specs_of_a_fork_and_its_source_have_the_labels_of_the_fork(managed_by: str) -> None:
     source = spec(region="eu", **{ACK_ZONES: "2", labels.STREAM: "shop/s", labels.MANAGED_BY: managed_by})
     fork = fork_at(source, "b", 30, SharedSpan(0, 20))
     made = new_spec(source, fork)

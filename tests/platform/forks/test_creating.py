@@ -29,7 +29,7 @@ WHOLE = b"".join(PIECES)
 
 
 def spec(name: str = SOURCE, retention: int = 0, **label: str) -> pb.JournalSpec:
-    """A journal with fragments of two pieces, listed every second."""
+    """Return a journal with fragments of two pieces, listed every second."""
     made = pb.JournalSpec(name=name, replication=2, flags=pb.JournalSpec.O_RDWR)
     made.labels.CopyFrom(labels.label_set({labels.CONTENT_TYPE: labels.JSON_LINES, **label}))
     made.fragment.length, made.fragment.compression_codec = 1024, pb.GZIP
@@ -85,7 +85,7 @@ def test_a_fork_shares_stored_fragments_and_diverges() -> None:
         assert 0 < made.shared_end < at
         assert not made.forming
         assert await content(client, FORK) == WHOLE[:at]
-        # What is shared is in the folder of the source alone.
+        # Shared content is only in the folder of the source.
         assert all(each.begin >= made.shared_end for each in cluster.fragments(FORK))
         shared = [each.fragment for each in await client.fragments(FORK) if each.fragment.journal == SOURCE]
         assert max(each.end for each in shared) == made.shared_end
@@ -95,7 +95,7 @@ def test_a_fork_shares_stored_fragments_and_diverges() -> None:
         assert await content(client, FORK) == WHOLE[:at] + b"fork\n"
         assert await content(client, SOURCE) == WHOLE + b"source\n"
         assert await forks_of(client, SOURCE) == (made,)
-        assert await fork(client, SOURCE, FORK, at=at) == made  # It is there already.
+        assert await fork(client, SOURCE, FORK, at=at) == made  # It exists already.
         with pytest.raises(InvalidInput, match="diverges"):
             await fork(client, SOURCE, FORK, at=at + 1)
 
@@ -103,7 +103,7 @@ def test_a_fork_shares_stored_fragments_and_diverges() -> None:
 
 
 def test_a_fork_at_the_head_of_a_fork_survives_restarts() -> None:
-    """A fork of a fork shares the fragments of both, and brokers with nothing but specs and stores find them."""
+    """A fork of a fork shares the fragments of both, and brokers find them with only specs and stores."""
 
     async def test(cluster: Cluster, client: JournalClient) -> None:
         first = await fork(client, SOURCE, FORK)
@@ -134,7 +134,7 @@ def test_a_fork_at_the_head_of_a_fork_survives_restarts() -> None:
     on_cluster(test)
 
 
-def test_retention_keeps_what_a_fork_shares_until_the_fork_is_dropped() -> None:
+def test_retention_keeps_shared_fragments_until_the_fork_is_dropped() -> None:
     async def test(cluster: Cluster, client: JournalClient) -> None:
         made = await fork(client, SOURCE, FORK)
         unretained = await present(client, FORK)
@@ -147,13 +147,13 @@ def test_retention_keeps_what_a_fork_shares_until_the_fork_is_dropped() -> None:
         assert await content(client, FORK) == WHOLE
         await drop_fork(client, FORK)
         await clock.sleep(30)
-        assert len(cluster.fragments(SOURCE)) == 1  # The one that shows its head.
+        assert len(cluster.fragments(SOURCE)) == 1  # The last one, which marks the head.
         assert made.begin == 0
 
     on_cluster(test, retention=100)
 
 
-def test_a_forks_own_retention_leaves_its_sources_files_alone() -> None:
+def test_a_forks_own_retention_removes_no_files_of_its_source() -> None:
     async def test(cluster: Cluster, client: JournalClient) -> None:
         made = await fork(client, SOURCE, FORK)
         kept = await present(client, SOURCE)
@@ -173,9 +173,9 @@ def test_a_forks_own_retention_leaves_its_sources_files_alone() -> None:
     on_cluster(test, retention=100)
 
 
-def test_what_retention_is_about_to_remove_is_not_shared() -> None:
+def test_fragments_close_to_the_end_of_retention_are_not_shared() -> None:
     async def test(cluster: Cluster, client: JournalClient) -> None:
-        await client._clock.sleep(90)  # Retention may remove it soon: it is within the margin.
+        await client._clock.sleep(90)  # Retention may remove it soon: its age is within the margin.
         young = [piece.replace(b"x", b"z") for piece in PIECES[:6]]
         for piece in young:
             await client.append(SOURCE, piece)
@@ -185,7 +185,7 @@ def test_what_retention_is_about_to_remove_is_not_shared() -> None:
         assert made.shared_end > made.begin
         assert await content(client, FORK, made.begin) == (WHOLE + b"".join(young))[made.begin :]
         begun = client._clock.monotonic()
-        chunks = [chunk async for chunk in client.read(FORK, 0, direct=False)]  # It jumps, as its source's readers do.
+        chunks = [chunk async for chunk in client.read(FORK, 0, direct=False)]  # It skips the gap, as on the source.
         assert (chunks[0].offset, chunks[-1].end) == (made.begin, made.offset)
         assert client._clock.monotonic() < begun + 1
         await client._clock.sleep(20)
@@ -197,8 +197,8 @@ def test_what_retention_is_about_to_remove_is_not_shared() -> None:
     on_cluster(test, retention=100)
 
 
-def test_what_is_being_removed_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A removal is under way, and listings show its fragment again. Nobody can stop it."""
+def test_fragments_that_are_being_removed_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removal is in progress and cannot be stopped, and listings still show its fragment."""
 
     async def test(cluster: Cluster, client: JournalClient) -> None:
         remove, begun, allowed = SimFragments.remove, list[Fragment](), asyncio.Event()
@@ -222,14 +222,13 @@ def test_what_is_being_removed_is_not_shared(monkeypatch: pytest.MonkeyPatch) ->
         allowed.set()
         await client._clock.sleep(3)
         assert begun[0].begin not in [each.begin for each in cluster.fragments(SOURCE)]
-        assert max(each.end for each in begun) <= made.begin  # The round goes on below the hold.
+        assert max(each.end for each in begun) <= made.begin  # The removal round continues below the hold.
         assert await content(client, FORK, made.begin) == (WHOLE + b"".join(young))[made.begin :]
 
     on_cluster(test, retention=100)
 
 
 def test_an_interrupted_fork_is_finished_by_the_same_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever step it was interrupted at."""
     steps = ("_create", "_protect", "_fill", "_complete")
 
     async def test(cluster: Cluster, client: JournalClient) -> None:
@@ -273,7 +272,7 @@ def test_a_fork_with_other_content_is_not_completed(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_fragment_of_a_fork_begins_within_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither where readers' chunks end, nor where the first fragment ends early."""
+    """Neither at the ends of readers' chunks, nor where the first fragment ends early."""
 
     async def test(cluster: Cluster, client: JournalClient) -> None:
         read = filling.FirstContent._read
@@ -300,8 +299,8 @@ def test_no_fragment_of_a_fork_begins_within_a_message(monkeypatch: pytest.Monke
     on_cluster(test, retention=100)
 
 
-def test_two_calls_that_make_the_same_fork_at_once_append_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even at offset 0, which no append can demand by its offset alone."""
+def test_concurrent_calls_for_the_same_fork_append_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This includes offset 0, where an append cannot be fenced by its offset alone."""
 
     async def test(cluster: Cluster, client: JournalClient) -> None:
         append, waiting, both = filling.FirstContent._append, list[int](), asyncio.Event()
@@ -324,25 +323,25 @@ def test_two_calls_that_make_the_same_fork_at_once_append_nothing_twice(monkeypa
     on_cluster(test)
 
 
-def test_brokers_that_do_not_know_the_rules_are_not_trusted_with_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forks_require_brokers_that_support_them(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(cluster: Cluster, client: JournalClient) -> None:
-        told = JournalHead.of
-        monkeypatch.setattr(JournalHead, "of", lambda wire: replace(told(wire), keeps_forks=False))
+        of_wire = JournalHead.of
+        monkeypatch.setattr(JournalHead, "of", lambda wire: replace(of_wire(wire), keeps_forks=False))
         with pytest.raises(InvalidInput, match="Upgrade all brokers"):
             await fork(client, SOURCE, FORK)
         assert await forks_of(client, SOURCE) == ()
-        # The fork's own primary has to know them as well.
-        monkeypatch.setattr(JournalHead, "of", lambda wire: replace(told(wire), keeps_forks=wire.journal == SOURCE))
+        # The fork's own primary must support forks, too.
+        monkeypatch.setattr(JournalHead, "of", lambda wire: replace(of_wire(wire), keeps_forks=wire.journal == SOURCE))
         with pytest.raises(InvalidInput, match=f"the primary of {FORK}"):
             await fork(client, SOURCE, FORK)
-        monkeypatch.setattr(JournalHead, "of", told)
+        monkeypatch.setattr(JournalHead, "of", of_wire)
         assert not (await fork(client, SOURCE, FORK)).forming
 
     on_cluster(test)
 
 
-def test_no_fork_shares_what_its_source_does_not_have_yet() -> None:
-    """It would list what is written later, also after its maker may no longer read that."""
+def test_no_fork_shares_content_that_its_source_does_not_have_yet() -> None:
+    """It would list later content, even after its creator lost the right to read the source."""
 
     async def test(cluster: Cluster, client: JournalClient) -> None:
         primaries = set()
@@ -355,14 +354,14 @@ def test_no_fork_shares_what_its_source_does_not_have_yet() -> None:
             with pytest.raises((InvalidInput, RpcFailed), match="its stores have it up to"):
                 await client.apply([pb.ApplyRequest.Change(upsert=each, expect_mod_revision=-1) for each in changes])
             primaries.add((await client.heads(f"name={name}")).journals[0].broker)
-        assert len(primaries) > 1  # The broker that was asked is not all of them.
+        assert len(primaries) > 1  # More than one broker must reject it.
         assert await forks_of(client, SOURCE) == ()
 
     on_cluster(test)
 
 
-def test_a_name_is_used_again_without_the_content_of_the_earlier_fork() -> None:
-    """Its files stay, below and across what the new fork shares."""
+def test_a_reused_name_does_not_show_content_of_the_earlier_fork() -> None:
+    """The earlier fork's files stay, at offsets below and within the shared span of the new fork."""
 
     async def test(cluster: Cluster, client: JournalClient) -> None:
         await fork(client, SOURCE, FORK)
@@ -390,7 +389,7 @@ def test_a_name_is_used_again_without_the_content_of_the_earlier_fork() -> None:
     on_cluster(test)
 
 
-def test_a_fork_is_dropped_if_something_it_shares_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_is_dropped_if_a_shared_fragment_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(cluster: Cluster, client: JournalClient) -> None:
         create = creating._Batch._create
 
@@ -408,7 +407,7 @@ def test_a_fork_is_dropped_if_something_it_shares_is_gone(monkeypatch: pytest.Mo
     on_cluster(test)
 
 
-def test_an_interrupted_fork_that_lacks_what_its_source_has_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_fork_that_lacks_content_of_its_source_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(cluster: Cluster, client: JournalClient) -> None:
         create = creating._Batch._create
 
@@ -429,7 +428,7 @@ def test_an_interrupted_fork_that_lacks_what_its_source_has_is_dropped(monkeypat
     on_cluster(test)
 
 
-def test_a_source_that_changes_meanwhile_is_looked_at_again() -> None:
+def test_concurrent_forks_retry_after_a_change_of_their_source() -> None:
     async def test(cluster: Cluster, client: JournalClient) -> None:
         forks = [fork(client, SOURCE, f"what-if/{number}") for number in range(4)]
         made = await asyncio.gather(*forks)
@@ -451,7 +450,7 @@ def test_journals_are_forked_together_with_labels_of_their_own() -> None:
         found = await present(client, "what-if/returns")
         assert labels.value_of(found.labels, "region") == "us"
         assert labels.value_of(found.labels, "run") == "7"
-        assert await content(client, "what-if/returns") == PIECES[0]  # Nothing of it was stored.
+        assert await content(client, "what-if/returns") == PIECES[0]  # None of it was stored.
         assert made[1].shares == ()
         assert holds_of(await present(client, "shop/returns")) == {}
 
@@ -468,7 +467,7 @@ def test_journals_are_forked_together_with_labels_of_their_own() -> None:
         ("shop/nothing", FORK, None, "shop/nothing"),
     ],
 )
-def test_what_cannot_be_forked_is_refused(source: str, name: str, at: int | None, match: str) -> None:
+def test_invalid_forks_are_refused(source: str, name: str, at: int | None, match: str) -> None:
     async def test(cluster: Cluster, client: JournalClient) -> None:
         with pytest.raises((InvalidInput, JournalNotFound, RpcFailed), match=match):
             await fork(client, source, name, at=at)
@@ -477,7 +476,7 @@ def test_what_cannot_be_forked_is_refused(source: str, name: str, at: int | None
     on_cluster(test)
 
 
-def test_a_journal_without_forks_costs_no_further_call() -> None:
+def test_changes_of_a_journal_without_forks_need_no_further_call() -> None:
     async def test(cluster: Cluster, client: JournalClient) -> None:
         before = cluster.revision
         await change(client, await present(client, SOURCE))

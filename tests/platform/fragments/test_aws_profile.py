@@ -44,17 +44,17 @@ def environ(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_the_default_profile(environ: dict[str, str]) -> None:
+def test_the_default_profile_is_read(environ: dict[str, str]) -> None:
     assert load("", environ) == AwsProfile("DEFAULT", "a%b", "", "eu-west-1")
 
 
-def test_a_named_profile(environ: dict[str, str]) -> None:
+def test_a_named_profile_is_read(environ: dict[str, str]) -> None:
     assert load("team", environ) == AwsProfile("TEAM", "t", "token", "eu-north-1")
     assert load("elsewhere", environ).region == "sa-east-1"
     assert load("", environ | {"AWS_PROFILE": "team"}).access_key_id == "TEAM"
 
 
-def test_variables_come_before_the_default_profile_but_not_before_a_named_one(environ: dict[str, str]) -> None:
+def test_variables_precede_the_default_profile_but_not_a_named_one(environ: dict[str, str]) -> None:
     environ |= {"AWS_ACCESS_KEY_ID": "ENV", "AWS_SECRET_ACCESS_KEY": "e", "AWS_REGION": "us-east-2"}
     assert load("", environ) == AwsProfile(region="us-east-2")
     assert load("team", environ) == AwsProfile("TEAM", "t", "token", "eu-north-1")
@@ -68,18 +68,18 @@ def test_profiles_without_static_keys_are_refused(environ: dict[str, str], name:
         load(name, environ)
 
 
-def test_without_files_nothing_is_known(tmp_path: Path) -> None:
+def test_without_files_the_profile_is_empty(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "nowhere")
     assert load("", {"AWS_SHARED_CREDENTIALS_FILE": nowhere, "AWS_CONFIG_FILE": nowhere}) == AwsProfile()
 
 
-def test_files_that_cannot_be_read(environ: dict[str, str]) -> None:
+def test_unreadable_files_are_reported(environ: dict[str, str]) -> None:
     Path(environ["AWS_SHARED_CREDENTIALS_FILE"]).write_text("no section\n")
     with pytest.raises(InvalidInput, match="cannot be read as AWS configuration"):
         load("team", environ)
 
 
-def test_secrets_stay_out_of_the_text(environ: dict[str, str]) -> None:
+def test_secrets_are_not_in_the_text(environ: dict[str, str]) -> None:
     text = repr(load("", environ))
     assert "DEFAULT" in text
     assert "a%b" not in text

@@ -1,4 +1,4 @@
-"""Codecs: what goes in comes out, and what shouldn't come out doesn't."""
+"""Codecs: content round-trips, and corrupt files are rejected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIECES = st.lists(st.one_of(st.binary(max_size=200), st.integers(1, 100_000).map
 
 
 def lines(size: int) -> bytes:
-    """Content that compresses as real messages do."""
+    """Return content that compresses like real messages."""
     row = b'{"carrier": "UA", "tailnum": "N14228", "arr_delay": %d}\n'
     return b"".join(row % number for number in range(size // 50))
 
@@ -33,7 +33,7 @@ def filled(codec: Codec, data: bytes, length: int) -> bytes:
 
 
 @given(st.sampled_from(Codec), PIECES, st.integers(1, 4096))
-def test_round_trip_of_content_written_in_pieces(codec: Codec, pieces: list[bytes], batch: int) -> None:
+def test_content_written_in_pieces_round_trips(codec: Codec, pieces: list[bytes], batch: int) -> None:
     compressor = Compressor(codec, batch_bytes=batch)
     data = b"".join([compressor.write(piece) for piece in pieces] + [compressor.finish()])
     content = b"".join(pieces)
@@ -42,7 +42,7 @@ def test_round_trip_of_content_written_in_pieces(codec: Codec, pieces: list[byte
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_content_of_several_batches(codec: Codec) -> None:
+def test_content_of_several_batches_round_trips(codec: Codec) -> None:
     content = lines(5 * BATCH_BYTES // 2)
     data = compress(codec, content)
     assert codec is Codec.NONE or len(data) < len(content) / 2
@@ -116,7 +116,7 @@ def test_a_file_cut_short_is_corrupt(codec: Codec, cut: int) -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTANDARD, Codec.SNAPPY])
-def test_a_file_with_something_behind_it_is_corrupt(codec: Codec) -> None:
+def test_a_file_with_trailing_data_is_corrupt(codec: Codec) -> None:
     content = lines(10_000)
     data = compress(codec, content) + b"and more"
     with pytest.raises(CorruptFragment):
@@ -137,7 +137,7 @@ def test_a_flipped_bit_is_corrupt(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTANDARD, Codec.SNAPPY])
-def test_a_bomb_costs_no_more_than_the_length_expected(codec: Codec) -> None:
+def test_a_decompression_bomb_uses_no_more_memory_than_the_expected_length(codec: Codec) -> None:
     bomb = compress(codec, bytes(64 << 20))
     expected = 10_000
     tracemalloc.start()
@@ -153,7 +153,7 @@ def test_a_bomb_costs_no_more_than_the_length_expected(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTANDARD, Codec.SNAPPY])
-def test_a_name_cannot_ask_for_memory_that_the_file_cannot_fill(codec: Codec) -> None:
+def test_a_length_in_the_name_that_the_file_cannot_fill_allocates_nothing(codec: Codec) -> None:
     with pytest.raises(CorruptFragment, match="cannot hold the 4611686018427387904 bytes"):
         decompress(codec, compress(codec, b"hello"), 1 << 62)
 
@@ -168,7 +168,7 @@ def test_the_offload_codec_accepts_content_that_the_store_decompressed() -> None
     codec = Codec.GZIP_OFFLOAD_DECOMPRESSION
     for content in (b"", b"x", b"\x1f", b"\x1f\x8bthis only begins like gzip", lines(100_000)):
         assert decompress(codec, content, len(content)) == content
-    # Content that is gzip itself, of a store that decompressed the outer one.
+    # Content in gzip, from a store that decompressed the outer layer.
     inner = gzip.compress(b"inner")
     assert decompress(codec, inner, len(inner)) == inner
     for content in (b"", b"\x1f", lines(100_000)):
@@ -177,7 +177,7 @@ def test_the_offload_codec_accepts_content_that_the_store_decompressed() -> None
         decompress(codec, gzip.compress(b"some content")[:-1], len(b"some content"))
 
 
-def test_a_compressor_serves_one_fragment() -> None:
+def test_a_compressor_is_for_one_fragment() -> None:
     compressor = Compressor(Codec.GZIP)
     compressor.finish()
     with pytest.raises(ValueError, match="make a new one"):
@@ -186,7 +186,7 @@ def test_a_compressor_serves_one_fragment() -> None:
         compressor.finish()
 
 
-def test_content_may_be_a_view() -> None:
+def test_content_may_be_a_memoryview() -> None:
     content = memoryview(bytearray(b"hello" * 100))
     for codec in Codec:
         assert decompress(codec, memoryview(compress(codec, content)), len(content)) == bytes(content)

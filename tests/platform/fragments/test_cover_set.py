@@ -106,7 +106,7 @@ def test_gaps_are_the_uncovered_ranges(added: list[Span]) -> None:
         ([(0, 10), (20, 30)], (8, 22), [(0, 10), (8, 22), (20, 30)], True),
     ],
 )
-def test_insertions(
+def test_insertions_replace_covered_spans(
     have: list[tuple[int, int]], new: tuple[int, int], expected: list[tuple[int, int]], changed: bool
 ) -> None:
     cover = spans(*have)
@@ -122,7 +122,7 @@ def test_an_equal_span_replaces() -> None:
 
 
 @given(span_lists(), st.integers(1, 5))
-def test_growing_is_adding(added: list[Span], by: int) -> None:
+def test_growing_a_span_is_the_same_as_adding(added: list[Span], by: int) -> None:
     for before in added:
         grown, model = CoverSet(added), CoverSet(added)
         after = Span(before.begin, before.end + by, tag=99)
@@ -133,7 +133,7 @@ def test_growing_is_adding(added: list[Span], by: int) -> None:
         assert grown == model
 
 
-def test_empty() -> None:
+def test_an_empty_set_covers_nothing() -> None:
     cover: CoverSet[Span] = CoverSet()
     assert (cover.begin_offset, cover.end_offset, len(cover)) == (0, 0, 0)
     assert cover.query(0) == (0, False)
@@ -142,7 +142,7 @@ def test_empty() -> None:
     assert not cover.covers(0, 1)
 
 
-def test_equality_and_text() -> None:
+def test_sets_with_equal_spans_are_equal() -> None:
     assert spans((0, 1)) == spans((0, 1))
     assert spans((0, 1)) != spans((0, 2))
     assert spans((0, 1)) != [Span(0, 1)]

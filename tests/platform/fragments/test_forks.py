@@ -1,4 +1,4 @@
-"""The labels of forks, and the one rule about where a journal's fragments are."""
+"""The labels of forks, and the rule for the location of a journal's fragments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def stored(journal: str, begin: int, end: int, age: int = 0) -> Fragment:
 
 
 @given(st.integers(0, MAX_OFFSET), st.integers(0, MAX_OFFSET), st.integers(0, MAX_OFFSET), st.booleans())
-def test_labels_tell_what_a_fork_is(begin: int, end: int, offset: int, forming: bool) -> None:
+def test_labels_describe_a_fork_completely(begin: int, end: int, offset: int, forming: bool) -> None:
     begin, end, offset = sorted((begin, end, offset))
     shares = shares_of(spec("a/b"), begin, end)
     made = Fork("a/b", "c=%/d", offset, end if shares else begin, begin, shares, forming)
@@ -59,7 +59,7 @@ def test_a_fork_of_a_fork_shares_the_fragments_of_both() -> None:
     assert shares_of(source, 150, 200) == (Share("b", 150, 200),)
 
 
-def test_only_whole_fragments_below_the_shared_end_count() -> None:
+def test_only_whole_fragments_below_the_shared_end_are_used() -> None:
     first = Fork("a", "b", 120, 100, 10, shares_of(spec("a"), 10, 100))
     own, of_source = folders_of(spec("b", *fork_labels(first)))
     assert own == Share("b", 100, MAX_OFFSET)
@@ -70,8 +70,8 @@ def test_only_whole_fragments_below_the_shared_end_count() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 300)), max_size=5), st.integers(0, 300))
-def test_each_offset_is_in_one_folder(chain: list[tuple[str, int]], begin: int) -> None:
-    """However forks are forked: an earlier journal's files in a folder are not content where another folder counts."""
+def test_each_offset_belongs_to_one_folder(chain: list[tuple[str, int]], begin: int) -> None:
+    """For any chain of forks: files of an earlier journal in a folder are not content at offsets of another folder."""
     source = spec("first")
     for number, (name, end) in enumerate(chain):
         shares = shares_of(source, begin, max(begin, end))
@@ -85,30 +85,30 @@ def test_each_offset_is_in_one_folder(chain: list[tuple[str, int]], begin: int) 
     assert not any(each.takes(stored(each.journal, own.begin - 5, own.begin + 5)) for each in (own, *others))
 
 
-def test_a_hold_keeps_everything_from_its_offset_on() -> None:
+def test_a_hold_keeps_all_content_from_its_offset() -> None:
     old = [stored("a", begin, begin + 10, age=100) for begin in range(0, 50, 10)] + [stored("a", 50, 60)]
     holds = [(labels.FORK_HOLD, "20/f/one"), (labels.FORK_HOLD, "30/f/two")]
     assert held_from(spec("a", *holds)) == 20
     assert [each.end for each in expired(old, 50, NOW, held_from(spec("a", *holds)))] == [10, 20]
     assert [each.end for each in expired(old, 50, NOW, held_from(spec("a")))] == [10, 20, 30, 40, 50]
-    assert held_from(spec("a", (labels.FORK_HOLD, "no-hold"))) == 0  # It is not known what to keep.
+    assert held_from(spec("a", (labels.FORK_HOLD, "no-hold"))) == 0  # The offset to keep is unknown.
     assert expired(old, 50, NOW, 0) == []
     assert held_from(spec("a", (labels.FORK_STATE, labels.FORMING))) == 0
 
 
-def test_a_fork_leaves_out_what_is_older_than_its_own_retention() -> None:
+def test_a_fork_omits_shared_fragments_older_than_its_own_retention() -> None:
     first = Fork("a", "b", 30, 30, 0, shares_of(spec("a"), 0, 30))
     fragments = [stored("a", 0, 10, 100), stored("a", 10, 20, 10), stored("b", 30, 40), stored("b", 20, 30, 100)]
     assert kept(spec("b", *fork_labels(first), retention=50), fragments, NOW) == fragments[1:]
     assert kept(spec("b", *fork_labels(first)), fragments, NOW) == fragments
     plain = [stored("b", 0, 10, 100), stored("b", 10, 20, 100)]
-    assert kept(spec("b", retention=50), plain, NOW) == plain  # A journal's own are retention's to remove.
+    assert kept(spec("b", retention=50), plain, NOW) == plain  # Only retention removes a journal's own fragments.
 
 
-def test_a_gap_that_a_forks_own_retention_has_left_keeps_nothing_that_is_shared() -> None:
+def test_a_gap_left_by_a_forks_retention_keeps_no_shared_fragment() -> None:
     fork = Fork("a", "b", 40, 20, 0, (Share("a", 0, 20),))
     old = [stored("a", 0, 10, 90), stored("a", 10, 20, 80)]
-    young = stored("b", 30, 40)  # [20, 30) was old, too, and is removed.
+    young = stored("b", 30, 40)  # [20, 30) was old and was removed, too.
     assert kept(spec("b", *fork_labels(fork), retention=50), [*old, young], NOW) == [young]
     held = spec("b", *fork_labels(fork), (labels.FORK_HOLD, "10/c"), retention=50)
     assert kept(held, [*old, young], NOW) == [old[1], young]
@@ -124,7 +124,7 @@ def test_a_gap_that_a_forks_own_retention_has_left_keeps_nothing_that_is_shared(
         [(labels.FORK_OF, "a"), (labels.FORK_OFFSET, "1"), (labels.FORK_BEGIN, "0"), (labels.FORK_SHARES, "1")],
     ],
 )
-def test_labels_that_no_fork_has_are_refused(pairs: list[tuple[str, str]]) -> None:
+def test_invalid_fork_labels_are_refused(pairs: list[tuple[str, str]]) -> None:
     with pytest.raises(InvalidInput):
         folders_of(spec("b", *pairs))
     assert first_offset(spec("b", *pairs)) == 0

@@ -1,4 +1,4 @@
-"""Fragments: names that tell everything, and their wire form."""
+"""Fragments: their names, and their wire form."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fragments(draw: st.DrawFn) -> Fragment:
     )
 
 
-def test_known_content_name() -> None:
+def test_a_content_name_matches_a_known_example() -> None:
     fragment = Fragment("a/journal", 1234567890, 2**63 - 1, bytes(range(1, 21)), Codec.GZIP, path_postfix="a=1/b=2")
     name = "00000000499602d2-7fffffffffffffff-0102030405060708090a0b0c0d0e0f1011121314.gz"
     assert fragment.content_name == name
@@ -47,11 +47,11 @@ def test_known_content_name() -> None:
     assert fragment.length == 2**63 - 1 - 1234567890
 
 
-def test_known_sum() -> None:
+def test_a_sum_matches_a_known_example() -> None:
     assert sum_words(sum_of(b"foobar")) == (0x8843D7F92416211D, 0xE9EBB963FF4CE281, 0x25932878)
 
 
-def test_sum_of_nothing_is_zero_and_not_a_hash() -> None:
+def test_the_sum_of_empty_content_is_zero_and_not_a_hash() -> None:
     assert sum_of(b"") == ZERO_SUM
     assert sum_words(ZERO_SUM) == (0, 0, 0)
     assert sum_of(b"x") == hashlib.sha1(b"x").digest()
@@ -69,9 +69,7 @@ def test_wire_round_trip(fragment: Fragment) -> None:
 
 
 @given(fragments(), fragments(), st.data())
-def test_a_fragment_knows_its_own_wire_message_from_others(
-    fragment: Fragment, other: Fragment, data: st.DataObject
-) -> None:
+def test_a_fragment_recognizes_its_own_wire_message(fragment: Fragment, other: Fragment, data: st.DataObject) -> None:
     wire = fragment.to_wire()
     assert fragment.is_wire(wire)
     name = data.draw(st.sampled_from([each.name for each in wire.DESCRIPTOR.fields]))
@@ -111,7 +109,7 @@ SUM = "0102030405060708090a0b0c0d0e0f1011121314"
         (".gzod", Codec.GZIP_OFFLOAD_DECOMPRESSION),
     ],
 )
-def test_extensions(extension: str, codec: Codec) -> None:
+def test_codecs_have_the_extensions_of_their_files(extension: str, codec: Codec) -> None:
     assert parse_content_path("a/journal", f"0-A-{SUM}{extension}") == Fragment(
         "a/journal", 0, 10, bytes.fromhex(SUM), codec
     )
@@ -140,7 +138,7 @@ def test_extensions(extension: str, codec: Codec) -> None:
         (f"/0-1-{SUM}.raw/", "content name"),
     ],
 )
-def test_files_that_are_no_fragments(path: str, field: str) -> None:
+def test_file_names_of_other_forms_are_refused(path: str, field: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_content_path("a/journal", path)
     assert caught.value.field == field
@@ -157,7 +155,7 @@ def test_files_that_are_no_fragments(path: str, field: str) -> None:
         ({"path_postfix": "/x"}, "path_postfix"),
     ],
 )
-def test_wire_fragments_that_are_refused(change: dict[str, object], field: str) -> None:
+def test_invalid_wire_fragments_are_refused(change: dict[str, object], field: str) -> None:
     message = Fragment("a/journal", 5, 10, sum_of(b"hello"), Codec.NONE).to_wire()
     for name, value in change.items():
         setattr(message, name, value)

@@ -1,4 +1,4 @@
-"""Times written by example."""
+"""Times in Go's layouts."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ EVENING = datetime(2024, 12, 31, 23, 59, 0, tzinfo=UTC)  # a Tuesday, the 366th 
         ("", "", ""),
     ],
 )
-def test_layouts(layout: str, morning: str, evening: str) -> None:
+def test_times_are_formatted_by_go_layouts(layout: str, morning: str, evening: str) -> None:
     assert format_time(layout, MORNING) == morning
     assert format_time(layout, EVENING) == evening
 
 
 @pytest.mark.parametrize(("hour", "expected"), [(0, "12AM"), (11, "11AM"), (12, "12PM"), (13, "01PM")])
-def test_hours_of_half_a_day(hour: int, expected: str) -> None:
+def test_hours_are_formatted_in_12_hour_form(hour: int, expected: str) -> None:
     assert format_time("03PM", MORNING.replace(hour=hour)) == expected

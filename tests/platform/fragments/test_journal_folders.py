@@ -1,4 +1,4 @@
-"""Whose is a file of a store: the rule itself, over any names, postfixes and markers."""
+"""Ownership of a store's files: the rule for any names, postfixes and markers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def below(journal: str, paths: list[str]) -> list[StoredFile]:
 
 
 def leads_into(journal: str, postfix: str, roots: set[str]) -> bool:
-    """Return whether the path to the fragment leads through the folder of another journal in `roots`."""
+    """Return True if the path to the fragment leads through the folder of another journal in `roots`."""
     folder = f"{journal}/{postfix}"
     return any(root != journal and (f"{folder}/").startswith(f"{root}/") and len(root) > len(journal) for root in roots)
 
@@ -35,10 +35,10 @@ def leads_into(journal: str, postfix: str, roots: set[str]) -> bool:
 @given(
     st.lists(st.tuples(PATHS, POSTFIXES), max_size=12), st.sets(PATHS, max_size=4), st.sets(PATHS, max_size=3), PATHS
 )
-def test_every_fragment_is_of_one_journal_at_most(
-    stored: list[tuple[str, str]], existing: set[str], marked: set[str], stranger: str
+def test_every_fragment_belongs_to_at_most_one_journal(
+    stored: list[tuple[str, str]], existing: set[str], marked: set[str], unknown_journal: str
 ) -> None:
-    """A fragment that was written by the rule is listed by its journal, and by no other journal that is known."""
+    """A fragment written by the rule is listed by its journal, and by no other known journal."""
     known = existing | marked
     written = [
         fragment(journal, postfix, number)
@@ -52,23 +52,27 @@ def test_every_fragment_is_of_one_journal_at_most(
             each.content_path for each in written if each.journal == journal
         ]
         assert not found.unreadable
-        # All of a folder's files are the journal's or another's, which is told of.
+        # Each file of a folder belongs to the journal, or to another journal that is reported.
         for folder in found.others:
             assert f"{journal}/{folder}" in known
         assert all(f"{journal}/{folder}".rstrip("/") not in marked for folder in found.unmarked)
-    # Of a folder that nothing tells about, all is taken that lies in no folder of another.
-    if stranger not in known:
-        own = {each.content_path for each in sort_out(stranger, below(stranger, paths), existing).fragments}
+    # An unknown journal's folder has all files that are not in the folder of a known one.
+    if unknown_journal not in known:
+        own = {
+            each.content_path for each in sort_out(unknown_journal, below(unknown_journal, paths), existing).fragments
+        }
         for each in written:
-            if each.content_path.startswith(f"{stranger}/"):
-                between = {root for root in known if root.startswith(f"{stranger}/")}
+            if each.content_path.startswith(f"{unknown_journal}/"):
+                between = {root for root in known if root.startswith(f"{unknown_journal}/")}
                 folder = each.content_path.rpartition("/")[0]
                 hidden = any(folder == root or folder.startswith(f"{root}/") for root in between)
                 assert (each.content_path in own) is not hidden
 
 
 @given(PATHS, POSTFIXES, st.sets(PATHS, max_size=4))
-def test_a_journal_alone_keeps_whatever_postfix_it_ever_had(journal: str, postfix: str, others: set[str]) -> None:
+def test_a_journal_without_nested_ones_keeps_fragments_of_any_postfix(
+    journal: str, postfix: str, others: set[str]
+) -> None:
     others = {each for each in others if not each.startswith(f"{journal}/")}
     mine = fragment(journal, postfix, 1)
     found = sort_out(journal, below(journal, [mine.content_path]), others | {journal})
@@ -76,7 +80,7 @@ def test_a_journal_alone_keeps_whatever_postfix_it_ever_had(journal: str, postfi
     assert (found.others, found.unmarked) == (frozenset(), {""})
 
 
-def test_names_that_only_begin_alike_do_not_nest() -> None:
+def test_names_that_share_only_a_prefix_do_not_nest() -> None:
     files = [
         StoredFile(fragment("j", postfix, n).content_path.removeprefix("j/"), 1)
         for n, postfix in enumerate(("eu", "eu-1"))
@@ -86,7 +90,7 @@ def test_names_that_only_begin_alike_do_not_nest() -> None:
     assert (found.others, found.unmarked) == ({"eu-1"}, {"eu-1", ""})
 
 
-def test_files_of_others_are_nobodys_concern_here() -> None:
+def test_unreadable_files_of_other_journals_are_not_reported() -> None:
     files = [StoredFile(path, 1) for path in ("odd.txt", "eu/odd.txt", "eu/deep/.partial-1", MARKER, f"eu/{MARKER}")]
     found = sort_out("shop", files, [])
     assert [path for path, _ in found.unreadable] == ["odd.txt"]
@@ -100,6 +104,6 @@ def test_the_longest_root_owns_a_folder(folder: str, roots: set[str]) -> None:
 
 
 @given(PATHS, PATHS)
-def test_names_above(one: str, other: str) -> None:
+def test_names_above_are_the_proper_path_prefixes(one: str, other: str) -> None:
     assert (other in names_above(one)) == one.startswith(f"{other}/")
     assert nests(one, other) == nests(other, one) == (other in names_above(one) or one in names_above(other))

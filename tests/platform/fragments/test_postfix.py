@@ -59,7 +59,7 @@ def render(template: str) -> str:
         ('{{ printf "100%%" }}', "100%"),
     ],
 )
-def test_templates(template: str, expected: str) -> None:
+def test_templates_are_rendered(template: str, expected: str) -> None:
     assert render(template) == expected
 
 
@@ -93,7 +93,7 @@ def test_templates(template: str, expected: str) -> None:
         ('{{ printf "%q" .Name }}', "cannot write '' with %q"),
     ],
 )
-def test_templates_that_are_refused_when_a_spec_is_validated(template: str, problem: str) -> None:
+def test_invalid_templates_are_refused_when_a_spec_is_validated(template: str, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem) as caught:
         PostfixTemplate(template)
     assert caught.value.field == "path_postfix_template"
@@ -101,7 +101,7 @@ def test_templates_that_are_refused_when_a_spec_is_validated(template: str, prob
 
 
 @pytest.mark.parametrize("template", ["/rooted", "a//b", "../x", "a b", '{{ .Spool.FirstAppendTime.Format "Jan _2" }}'])
-def test_results_that_are_no_paths(template: str) -> None:
+def test_results_that_are_not_paths_are_refused(template: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         render(template)
     assert caught.value.field == "path_postfix"

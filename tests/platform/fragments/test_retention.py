@@ -42,21 +42,21 @@ OLD, YOUNG = 2 * HOUR, HOUR / 2
         ([stored(0, 10, OLD), stored(10, 20, OLD), local(20, 30)], [(0, 10)]),
         ([local(0, 10)], []),
         ([stored(0, 10, OLD), local(10, 20), stored(20, 30, OLD), stored(30, 40, OLD)], [(0, 10)]),
-        # Of fragments that overlap the larger may be the only one to cover an offset.
+        # Of overlapping fragments, only the larger one may cover an offset.
         ([stored(0, 100, OLD), stored(50, 60, YOUNG), stored(100, 110, YOUNG)], []),
         ([stored(0, 10, OLD), stored(5, 10, YOUNG), stored(10, 20, YOUNG)], [(0, 10)]),
         ([stored(0, 10, OLD), stored(5, 15, YOUNG), stored(10, 20, OLD), stored(20, 30, YOUNG)], [(0, 10)]),
-        # What smaller ones of it are stored beside it goes with it.
+        # Smaller stored parts of a removed fragment are removed with it.
         ([stored(0, 10, OLD), stored(0, 5, OLD), stored(0, 10, OLD, "file:///b/"), stored(10, 20, YOUNG)],
          [(0, 5), (0, 10), (0, 10)]),
-        # Somebody may still be storing what belongs into a gap, for some hours.
+        # For some hours, a broker may still store the content of a gap.
         ([stored(0, 10, OLD), stored(20, 30, OLD), stored(30, 40, OLD)], []),
         ([stored(0, 5, OLD), stored(5, 8, OLD), stored(8, 10, OLD), local(20, 30)], [(0, 5), (5, 8)]),
         ([stored(0, 10, OLD), stored(20, 30, GAP_SECONDS), stored(30, 40, OLD)], [(0, 10), (20, 30)]),
         ([stored(20, 30, OLD), stored(30, 40, OLD)], [(20, 30)]),
     ],
 )  # fmt: skip
-def test_only_a_beginning_goes(fragments: list[Fragment], removed: list[tuple[int, int]]) -> None:
+def test_only_fragments_at_the_beginning_are_removed(fragments: list[Fragment], removed: list[tuple[int, int]]) -> None:
     assert spans(expired(fragments, HOUR, NOW)) == removed
     assert expired(fragments, 0, NOW) == expired(fragments, -HOUR, NOW) == []
 
@@ -69,7 +69,7 @@ def test_the_age_is_inclusive() -> None:
 
 @st.composite
 def journals(draw: st.DrawFn) -> list[Fragment]:
-    """Fragments that overlap, leave gaps, are of several stores or of none, and of any age."""
+    """Return fragments that overlap, leave gaps, have any age, and are in several stores or in none."""
     offsets = st.integers(0, 30)
     found = []
     for _ in range(draw(st.integers(0, 12))):
@@ -91,10 +91,10 @@ def test_each_removal_leaves_no_new_gap_and_the_same_head(fragments: list[Fragme
     before = covered(fragments)
     left = list(fragments)
     head = max((each.end for each in fragments if each.backing_store), default=0)
-    for gone in expired(fragments, HOUR, NOW):
-        assert gone.backing_store
-        assert NOW - gone.mod_time >= HOUR
-        left.remove(gone)
+    for removed in expired(fragments, HOUR, NOW):
+        assert removed.backing_store
+        assert NOW - removed.mod_time >= HOUR
+        left.remove(removed)
         now = covered(left)
         assert now == {offset for offset in before if offset >= min(now)}
         assert max(now) == max(before)
@@ -103,13 +103,13 @@ def test_each_removal_leaves_no_new_gap_and_the_same_head(fragments: list[Fragme
 
 @given(journals())
 @settings(max_examples=500)
-def test_nothing_stays_that_could_go(fragments: list[Fragment]) -> None:
-    """Whoever looks again after the removal finds nothing more, and old fragments at the beginning do go."""
-    gone = expired(fragments, HOUR, NOW)
+def test_one_pass_removes_all_removable_fragments(fragments: list[Fragment]) -> None:
+    """A second pass after the removal finds nothing more, and old fragments at the beginning are removed."""
+    removed = expired(fragments, HOUR, NOW)
     left = list(fragments)
-    for each in gone:
+    for each in removed:
         left.remove(each)
     assert expired(left, HOUR, NOW) == []
     if all(each.backing_store and NOW - each.mod_time >= GAP_SECONDS for each in fragments):
         head = max((each.end for each in fragments), default=0)
-        assert sorted(spans(gone)) == sorted(span for span in spans(fragments) if span[1] != head)
+        assert sorted(spans(removed)) == sorted(span for span in spans(fragments) if span[1] != head)

@@ -1,4 +1,4 @@
-"""Behaviour that only S3 stores have: arguments of URLs, signatures, and refusals. This server verifies signatures."""
+"""Behaviour specific to S3 stores: arguments of URLs, signatures, and refusals. This server verifies signatures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A key that is taken while signatures are not verified, and nothing of whoever runs the tests."""
+    """Set a key for servers that do not verify signatures, and hide the credentials of the caller."""
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -44,7 +44,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def verifying(server: S3Server) -> Iterator[S3Server]:
-    """The server, once `require_signatures` was called: until the test's end."""
+    """The server, on which a test may call `require_signatures`; reset after the test."""
     yield server
     server.require_signatures(False)
 
@@ -55,13 +55,13 @@ def sign_with(key: AwsKey, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def get(url: str, **headers: str) -> bytes:
-    """As any HTTP client, one that knows nothing of S3."""
+    """Get a URL as any HTTP client does, without support for S3."""
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as response:
         content: bytes = response.read()
     return content
 
 
-# ---------------------------------------------------------------------------------------------------- what is uploaded
+# ---------------------------------------------------------------------------------------------------------- uploads
 
 
 async def test_uploads_carry_the_urls_arguments(server: S3Server, tmp_path: Path) -> None:
@@ -79,11 +79,11 @@ async def test_uploads_carry_the_urls_arguments(server: S3Server, tmp_path: Path
     assert "READ" in acl
     assert await store.read(fragment) == CONTENT
     assert [found.end for found in await listed(store, fragment.journal)] == [len(CONTENT)]
-    # Public indeed: anybody may GET it without a signature.
+    # The object is public: GET needs no signature.
     assert gzip.decompress(get(f"{server.endpoint}/{BUCKET}/{key}")) == CONTENT
 
 
-async def test_uploads_with_a_kms_key(server: S3Server, tmp_path: Path) -> None:
+async def test_uploads_use_a_kms_key(server: S3Server, tmp_path: Path) -> None:
     store = open_store(server.store_url(BUCKET, f"{tmp_path.name}/", sse="aws:kms", sseKmsKeyId="key-1"))
     fragment = fragment_of(CONTENT)
     await put(store, fragment)
@@ -105,8 +105,8 @@ async def test_without_arguments_uploads_are_plain(server: S3Server, tmp_path: P
     assert "AllUsers" not in server.acl(BUCKET, key)
 
 
-async def test_offloaded_compression(server: S3Server, tmp_path: Path) -> None:
-    """The object says how it is encoded, and our readers take it as it is stored."""
+async def test_offloaded_compression_is_declared_and_read_back(server: S3Server, tmp_path: Path) -> None:
+    """The object declares its encoding, and readers get the stored bytes."""
     store = open_store(server.store_url(BUCKET, f"{tmp_path.name}/"))
     fragment = fragment_of(CONTENT, Codec.GZIP_OFFLOAD_DECOMPRESSION)
     await put(store, fragment)
@@ -116,7 +116,7 @@ async def test_offloaded_compression(server: S3Server, tmp_path: Path) -> None:
     assert await read_directly(fragment, store.sign(fragment, 60), 0, fragment.end) == CONTENT
 
 
-async def test_find_and_replace(server: S3Server, tmp_path: Path) -> None:
+async def test_objects_can_be_found_and_replaced_by_url_rewriting(server: S3Server, tmp_path: Path) -> None:
     store = open_store(server.store_url(BUCKET, f"{tmp_path.name}/", find="/events/", replace="/archive/"))
     fragment = fragment_of(CONTENT, journal="flights/events/part-000")
     await put(store, fragment)
@@ -141,7 +141,7 @@ async def test_foreign_objects_are_skipped(server: S3Server, tmp_path: Path) -> 
     "journal", ["flights/events", "a/region=eu/part-000", "a/100%/b%2Fc/%41", "été/漢字/Ω=٣", "a+b/c_d.e/-x"]
 )
 def test_urls_are_signed_as_aws_signs(server: S3Server, monkeypatch: pytest.MonkeyPatch, journal: str) -> None:
-    """The same URL that AWS's own library makes at the same time, for names that need all kinds of escapes."""
+    """Compare with the URL that AWS's own library makes at the same time, for names that need all kinds of escapes."""
     url = open_store(server.store_url(BUCKET, "p/")).sign(fragment_of(CONTENT, journal=journal), 300)
     ours = parse_qs(urlsplit(url).query)
     assert ours["X-Amz-Expires"] == ["300"]
@@ -160,7 +160,7 @@ async def test_a_signed_url_serves_ranges(server: S3Server, tmp_path: Path) -> N
     assert get(store.sign(fragment, 60), Range="bytes=5-14") == CONTENT[5:15]
 
 
-async def test_a_signed_url_of_a_removed_fragment(server: S3Server, tmp_path: Path) -> None:
+async def test_a_signed_url_of_a_removed_fragment_is_not_found(server: S3Server, tmp_path: Path) -> None:
     store = open_store(server.store_url(BUCKET, f"{tmp_path.name}/"))
     fragment = fragment_of(CONTENT)
     with pytest.raises(StoreError, match="404") as caught:
@@ -168,10 +168,10 @@ async def test_a_signed_url_of_a_removed_fragment(server: S3Server, tmp_path: Pa
     assert "X-Amz-Signature" not in str(caught.value)
 
 
-# ----------------------------------------------------------------------------------------------- keys and their rights
+# ---------------------------------------------------------------------------------------------- keys and permissions
 
 
-async def test_every_kind_of_request_is_signed_well(verifying: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_kind_of_request_is_signed_correctly(verifying: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     key = verifying.add_user("writer", "s3:*")
     sign_with(key, monkeypatch)
     verifying.require_signatures()
@@ -200,7 +200,9 @@ async def test_a_profiles_key_is_used(verifying: S3Server, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("wrong", "problem"), [("id", "InvalidAccessKeyId: The AWS Access Key Id"), ("secret", "SignatureDoesNotMatch")]
 )
-async def test_a_wrong_key(verifying: S3Server, monkeypatch: pytest.MonkeyPatch, wrong: str, problem: str) -> None:
+async def test_a_wrong_key_is_refused(
+    verifying: S3Server, monkeypatch: pytest.MonkeyPatch, wrong: str, problem: str
+) -> None:
     key = verifying.add_user(f"with-wrong-{wrong}", "s3:*")
     sign_with(AwsKey(key.id if wrong == "secret" else "AKIANOBODY", "nonsense"), monkeypatch)
     verifying.require_signatures()
@@ -211,12 +213,12 @@ async def test_a_wrong_key(verifying: S3Server, monkeypatch: pytest.MonkeyPatch,
             await call
         assert "Check the store's credentials" in str(caught.value)
         assert "nonsense" not in str(caught.value)
-    # The answer to HEAD has no words.
+    # The answer to HEAD has no body.
     with pytest.raises(StoreDenied, match="403 Forbidden"):
         await store.exists(fragment)
 
 
-async def test_operations_that_a_key_is_not_granted(verifying: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_operations_without_permission_are_refused(verifying: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = verifying.add_user("only-puts", "s3:PutObject")
     reader = verifying.add_user("only-reads", "s3:GetObject", "s3:ListBucket")
     verifying.require_signatures()
@@ -239,7 +241,7 @@ async def test_operations_that_a_key_is_not_granted(verifying: S3Server, monkeyp
 # ------------------------------------------------------------------------------------------- no bucket, and no server
 
 
-async def test_a_bucket_that_does_not_exist(server: S3Server) -> None:
+async def test_a_missing_bucket_is_reported(server: S3Server) -> None:
     store = open_store(server.store_url("elsewhere"))
     fragment = fragment_of(CONTENT)
     calls = [put(store, fragment), store.get(fragment), listed(store, fragment.journal), store.remove(fragment)]
@@ -250,7 +252,7 @@ async def test_a_bucket_that_does_not_exist(server: S3Server) -> None:
         assert "s3://elsewhere/" in str(caught.value)
 
 
-async def test_a_server_that_is_away(server: S3Server, tmp_path: Path) -> None:
+async def test_an_unavailable_server_is_reported(server: S3Server, tmp_path: Path) -> None:
     with S3Server(tmp_path) as away:
         store = open_store(away.store_url(BUCKET))
     fragment = fragment_of(CONTENT)
@@ -262,7 +264,7 @@ async def test_a_server_that_is_away(server: S3Server, tmp_path: Path) -> None:
         await read_directly(fragment, store.sign(fragment, 60), 0, 1)
 
 
-async def test_placeholders_of_folders_are_listed_in_silence(server: S3Server, tmp_path: Path) -> None:
+async def test_placeholders_of_folders_are_ignored_without_a_report(server: S3Server, tmp_path: Path) -> None:
     """Consoles and tools write empty objects for folders: `folder/`, and Hadoop's `folder_$folder$`."""
     store = open_store(server.store_url(BUCKET, f"{tmp_path.name}/"))
     fragment = fragment_of(CONTENT)

@@ -1,4 +1,4 @@
-"""Stores of files, and of an S3 server that is spoken to over HTTP, keep the contract of fragment stores."""
+"""File stores, and stores on an S3 server over HTTP, satisfy the contract of fragment stores."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ from coranto.fragments.store_urls import StoreUrl, parse_store_url
         ),
     ],
 )
-def test_urls(text: str, expected: StoreUrl) -> None:
+def test_urls_are_parsed(text: str, expected: StoreUrl) -> None:
     assert parse_store_url(text) == expected
 
 
@@ -77,13 +77,13 @@ def test_urls(text: str, expected: StoreUrl) -> None:
         ("s3://bucket/?region", "not a URL"),
     ],
 )
-def test_urls_that_name_no_store(text: str, problem: str) -> None:
+def test_invalid_store_urls_are_refused(text: str, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem.replace("?", r"\?")) as caught:
         parse_store_url(text)
     assert caught.value.field == "store"
 
 
-def test_arguments_of_newer_versions_can_be_let_through() -> None:
+def test_arguments_of_newer_versions_can_be_allowed() -> None:
     url = parse_store_url("s3://bucket/?region=x&turbo=yes", check_options=False)
     assert url.options == {"region": "x"}
 

@@ -1,4 +1,4 @@
-"""Fragment stores: a real one of files; those of clouds as far as they go without a network."""
+"""Fragment stores: a real file store, and cloud stores as far as they work without a network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ URL = "file:///fragments/"
 
 
 def path_of(signed: str, root: Path) -> Path:
-    """The file of a signed URL, as a reader finds it who knows the root."""
+    """Return the file of a signed URL, as a reader with the root finds it."""
     return root / unquote(urlsplit(signed).path).lstrip("/")
 
 
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> FragmentStore:
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.GZIP_OFFLOAD_DECOMPRESSION])
-async def test_round_trip(store: FragmentStore, tmp_path: Path, codec: Codec) -> None:
+async def test_fragments_round_trip(store: FragmentStore, tmp_path: Path, codec: Codec) -> None:
     fragment = fragment_of(CONTENT, codec)
     assert not await store.exists(fragment)
     await put(store, fragment)
@@ -66,7 +66,7 @@ async def test_round_trip(store: FragmentStore, tmp_path: Path, codec: Codec) ->
         ("abcd", "c/d"),
     ],
 )
-async def test_names_survive(store: FragmentStore, tmp_path: Path, journal: str, postfix: str) -> None:
+async def test_names_round_trip(store: FragmentStore, tmp_path: Path, journal: str, postfix: str) -> None:
     fragment = fragment_of(CONTENT, journal=journal, postfix=postfix)
     await put(store, fragment)
     assert (tmp_path / "fragments" / fragment.content_path).is_file()
@@ -80,7 +80,7 @@ async def test_names_survive(store: FragmentStore, tmp_path: Path, journal: str,
     assert path_of(signed, tmp_path).read_bytes() == compress(fragment.codec, CONTENT)
 
 
-async def test_listing_skips_and_reports_files_that_are_no_fragments(store: FragmentStore, tmp_path: Path) -> None:
+async def test_listing_skips_and_reports_files_that_are_not_fragments(store: FragmentStore, tmp_path: Path) -> None:
     fragment = fragment_of(CONTENT)
     await put(store, fragment)
     folder = tmp_path / "fragments" / fragment.journal
@@ -114,7 +114,7 @@ async def test_a_put_that_fails_leaves_nothing(store: FragmentStore, tmp_path: P
 
     async def broken() -> AsyncIterator[bytes]:
         yield b"half of it"
-        raise RuntimeError("the disk went away")
+        raise RuntimeError("the disk failed")
 
     with pytest.raises(RuntimeError, match="went away"):
         await store.put(fragment, broken())
@@ -139,7 +139,7 @@ async def test_a_put_that_is_cancelled_leaves_nothing(store: FragmentStore, tmp_
     assert list((tmp_path / "fragments" / fragment.journal).iterdir()) == []
 
 
-async def test_a_file_that_was_overwritten_is_found_on_reading(store: FragmentStore, tmp_path: Path) -> None:
+async def test_an_overwritten_file_is_detected_on_reading(store: FragmentStore, tmp_path: Path) -> None:
     fragment = fragment_of(CONTENT)
     await put(store, fragment)
     path = tmp_path / "fragments" / fragment.content_path
@@ -148,14 +148,14 @@ async def test_a_file_that_was_overwritten_is_found_on_reading(store: FragmentSt
         await store.read(fragment)
 
 
-def test_content_from_elsewhere_is_verified_the_same_way() -> None:
+def test_content_read_by_other_means_is_verified_the_same_way() -> None:
     fragment = fragment_of(CONTENT)
     assert verified_content(fragment, compress(Codec.GZIP, CONTENT), source="http://store/x") == CONTENT
     with pytest.raises(CorruptFragment, match="http://store/x"):
         verified_content(replace(fragment, sum=bytes(20)), compress(Codec.GZIP, CONTENT), source="http://store/x")
 
 
-async def test_find_and_replace(tmp_path: Path) -> None:
+async def test_files_can_be_found_and_replaced_by_url_rewriting(tmp_path: Path) -> None:
     url = "file:///p/?find=/events/&replace=/archive/"
     store = open_store(url, file_root=tmp_path)
     fragment = fragment_of(CONTENT, journal="flights/events/part-000", postfix="events/x=1")
@@ -174,13 +174,13 @@ async def test_the_offload_codec_is_refused(store: FragmentStore) -> None:
     assert caught.value.field == "compression_codec"
 
 
-async def test_a_path_that_is_taken_by_a_file_is_a_store_error(store: FragmentStore, tmp_path: Path) -> None:
+async def test_a_file_in_place_of_a_folder_is_a_store_error(store: FragmentStore, tmp_path: Path) -> None:
     (tmp_path / "fragments").write_text("in the way")
     with pytest.raises(StoreError, match="cannot put flights/events"):
         await put(store, fragment_of(CONTENT))
 
 
-async def test_the_whole_machine_is_a_root_only_when_somebody_says_so(tmp_path: Path) -> None:
+async def test_the_root_of_the_file_system_must_be_set_explicitly(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"--file-root.*\$CORANTO_FILE_ROOT"):
         open_store(f"file://{tmp_path}/deep/")
     store = open_store(f"file://{tmp_path}/deep/", file_root=Path("/"))
@@ -198,12 +198,12 @@ def test_registry_opens_each_store_once(tmp_path: Path) -> None:
         registry.get("nonsense")
 
 
-def test_registry_does_not_grow_without_end(tmp_path: Path) -> None:
+def test_the_registry_is_bounded(tmp_path: Path) -> None:
     registry = StoreRegistry(tmp_path)
     opened = [registry.get(f"file:///{number}/") for number in range(MAX_OPEN_STORES + 1)]
     assert len(registry._stores) == MAX_OPEN_STORES
     assert registry.get(f"file:///{MAX_OPEN_STORES}/") is opened[-1]
-    assert registry.get("file:///0/") is not opened[0], "it made room"
+    assert registry.get("file:///0/") is not opened[0], "it was evicted"
 
 
 # ------------------------------------------------------------------------------------------------------------- clouds
@@ -211,7 +211,7 @@ def test_registry_does_not_grow_without_end(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Static credentials, and no files or variables of whoever runs the tests."""
+    """Set static credentials, and hide the files and variables of the caller."""
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
@@ -231,7 +231,7 @@ async def test_s3_urls_are_signed_offline() -> None:
         query = parse_qs(parts.query)
         assert query["X-Amz-Expires"] == ["90"]
         assert query["X-Amz-Credential"][0].startswith("AKIDEXAMPLE/")
-        # Whoever GETs the URL sends no other header.
+        # GET requests of the URL send no other header.
         assert query["X-Amz-SignedHeaders"] == ["host"]
 
 
@@ -258,7 +258,7 @@ def test_s3_needs_a_region(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_aws")
-def test_s3_profiles(tmp_path: Path) -> None:
+def test_s3_stores_use_aws_profiles(tmp_path: Path) -> None:
     (tmp_path / "credentials").write_text("[team]\naws_access_key_id = TEAMKEY\naws_secret_access_key = x\n")
     (tmp_path / "config").write_text("[profile team]\nregion = ap-south-1\n")
     signed = open_store("s3://bucket/?profile=team").sign(fragment_of(CONTENT), 60)
@@ -267,7 +267,7 @@ def test_s3_profiles(tmp_path: Path) -> None:
 
 
 def rsa_key() -> str:
-    """A key of 2048 bits in PEM, of two primes that everybody knows."""
+    """A key of 2048 bits in PEM, of two well-known primes."""
 
     def der(tag: int, body: bytes) -> bytes:
         length = len(body).to_bytes(3, "big").lstrip(b"\0")
@@ -287,7 +287,7 @@ def rsa_key() -> str:
 
 
 def set_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of Google and Azure, as their environment variables tell them."""
+    """Set credentials of Google and Azure by their environment variables."""
     key = {
         "type": "service_account",
         "private_key_id": "1",
@@ -330,7 +330,7 @@ def test_azure_needs_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_store("azure-ad://tenant/account/container/").url == "azure-ad://tenant/account/container/"
 
 
-# ------------------------------------------------------------------------------ an S3 endpoint that remembers requests
+# ------------------------------------------------------------------------------ an S3 endpoint that records requests
 
 
 class Recorder(ThreadingHTTPServer):
@@ -359,7 +359,7 @@ class RecordingHandler(BaseHTTPRequestHandler):
     do_PUT = do_GET = do_HEAD = _answer
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -374,7 +374,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 @pytest.mark.usefixtures("_aws")
-async def test_s3_uploads_carry_the_urls_arguments(recorder: Recorder) -> None:
+async def test_s3_uploads_have_the_arguments_of_the_url(recorder: Recorder) -> None:
     endpoint = f"http%3A%2F%2F127.0.0.1:{recorder.server_port}"
     store = open_store(
         f"s3://bucket/p/?region=us-east-1&endpoint={endpoint}&acl=private&storageClass=STANDARD_IA"
@@ -424,10 +424,10 @@ async def test_refusals_are_distinguished(recorder: Recorder) -> None:
         ("AZURE_ENDPOINT", "/account", "azure://bucket/p/", "/account/bucket/p/"),
     ],
 )
-async def test_endpoints_come_from_the_environment(
+async def test_endpoints_are_read_from_the_environment(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, path: str, url: str, key: str
 ) -> None:
-    """Emulators and private endpoints are reached by naming them, without TLS if the name says so."""
+    """Emulators and private endpoints are configured by name, without TLS if the URL says so."""
     set_credentials(monkeypatch, tmp_path)
     monkeypatch.setenv(variable, f"http://127.0.0.1:{recorder.server_port}{path}")
     monkeypatch.setenv(f"{variable.split('_')[0]}_USER_AGENT", "told by the environment")

@@ -1,4 +1,4 @@
-"""Windows of offsets: no gap, no overlap, bounded in number, and names that keep their meaning."""
+"""Windows of offsets: no gap, no overlap, bounded in number, and names with a stable meaning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = ("a/one", "a/two", "a/three")
 
 @st.composite
 def growth(draw: st.DrawFn) -> list[dict[str, Stored]]:
-    """Contents of some journals, again and again while they grow, and while new journals join them."""
+    """Return contents of some journals, repeatedly while they grow, and while new journals join them."""
     steps: list[dict[str, Stored]] = []
     begins = {name: draw(st.integers(0, 50)) for name in NAMES}
     ends: dict[str, list[int]] = {}
@@ -30,11 +30,11 @@ def growth(draw: st.DrawFn) -> list[dict[str, Stored]]:
 
 
 @given(growth(), st.integers(1, 60), st.integers(2, 8), st.booleans())
-def test_windows_cover_whole_fragments_without_gap_or_overlap_and_stay_few(
+def test_windows_cover_whole_fragments_without_gaps_in_a_bounded_number(
     steps: list[dict[str, Stored]], target: int, most: int, partial: bool
 ) -> None:
     windows: list[Window] = []
-    given_out: dict[str, Window] = {}
+    issued: dict[str, Window] = {}
     for now, stored in enumerate(steps):
         windows += (made := extend(windows, stored, target=target, now=float(now), partial=partial))
         for window in made:
@@ -44,10 +44,10 @@ def test_windows_cover_whole_fragments_without_gap_or_overlap_and_stay_few(
                 for begin, end in zip((stored[name].begin, *stored[name].ends), stored[name].ends, strict=False)
             )
             assert window.length <= max(target, largest)
-        given_out |= {window.name: window for window in made}
+        issued |= {window.name: window for window in made}
         before = positions(windows)
         windows = merge(windows, most)
-        given_out |= {window.name: window for window in windows}
+        issued |= {window.name: window for window in windows}
 
         check(windows)
         assert len(windows) <= most
@@ -63,7 +63,7 @@ def test_windows_cover_whole_fragments_without_gap_or_overlap_and_stay_few(
             if each.ends
         )
         assert uncovered == 0 if partial else uncovered < target
-        for name, once in given_out.items():
+        for name, once in issued.items():
             now_in = find(windows, name)
             assert now_in.first <= once.first <= once.last <= now_in.last
             for journal, span in once.spans.items():
@@ -74,7 +74,7 @@ def test_windows_cover_whole_fragments_without_gap_or_overlap_and_stay_few(
 
 
 @given(growth(), st.integers(1, 60), st.data())
-def test_windows_do_not_depend_on_how_often_they_are_extended(
+def test_windows_do_not_depend_on_the_number_of_extensions(
     steps: list[dict[str, Stored]], target: int, data: st.DataObject
 ) -> None:
     last = steps[-1]
@@ -84,7 +84,7 @@ def test_windows_do_not_depend_on_how_often_they_are_extended(
     assert once[:cut] == extend([], last, target=target, now=0.0, limit=cut)
 
 
-def test_merging_takes_the_smallest_old_neighbours_and_leaves_new_windows_alone() -> None:
+def test_merging_joins_the_smallest_old_neighbours_and_no_new_windows() -> None:
     sizes = (20, 1, 1, 9, 1, 1, 1, 1)
     windows, at = [], 0
     for number, size in enumerate(sizes, 1):
@@ -97,7 +97,7 @@ def test_merging_takes_the_smallest_old_neighbours_and_leaves_new_windows_alone(
     assert merged[1] == Window(2, 3, {"j": Span(20, 22)}, 3.0)
 
 
-def test_a_journal_that_joins_later_is_in_the_merged_window_from_its_own_begin() -> None:
+def test_a_journal_that_joins_later_starts_a_merged_window_at_its_own_begin() -> None:
     early = Window(1, 1, {"a": Span(0, 4)}, 1.0)
     late = Window(2, 2, {"a": Span(4, 6), "b": Span(3, 9)}, 2.0)
     assert early.merged(late) == Window(1, 2, {"a": Span(0, 6), "b": Span(3, 9)}, 2.0)
@@ -111,14 +111,14 @@ def test_a_journal_that_joins_later_is_in_the_merged_window_from_its_own_begin()
         (Stored(12, (20,), 20, revision=1), "the content from 10 to 12 is gone"),
     ],
 )
-def test_lost_content_is_no_reason_to_go_on_with_a_gap(stored: Stored, message: str) -> None:
+def test_lost_content_is_an_error_and_leaves_no_gap(stored: Stored, message: str) -> None:
     windows = [Window(1, 1, {"j": Span(0, 10, 1)}, 0.0)]
     with pytest.raises(CorruptData, match=message):
         extend(windows, {"j": stored}, target=1, now=0.0)
 
 
 @pytest.mark.parametrize("name", ["", "12", "00000000", "00000009-00000003", "00000001-", "x", "٠٠٠٠٠٠٠١"])
-def test_what_is_no_name_of_a_window_is_refused(name: str) -> None:
+def test_invalid_names_of_windows_are_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match="not the name of a window"):
         numbers_of(name)
 

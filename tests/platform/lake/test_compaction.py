@@ -1,4 +1,4 @@
-"""Compaction: files of committed messages, each once, however often and in whatever steps it runs."""
+"""Compaction: files of committed messages, each once, for any number and size of runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def files(root: Path) -> list[Path]:
 
 
 def rows(root: Path) -> list[tuple[int, int]]:
-    """The offsets and numbers of all files, in the order of the files, as DuckDB reads them."""
+    """Return the offsets and numbers of all files, in the order of the files, as DuckDB reads them."""
     with duckdb.connect() as connection:
         found: list[tuple[int, int]] = []
         for path in files(root):
@@ -47,7 +47,7 @@ def committed(manifest: Manifest) -> list[tuple[int, int]]:
 
 
 def history(rng: random.Random, count: int) -> list[bytes]:
-    """Fragments of transactions that overlap, are rolled back, stay open, and of lines that are appended twice."""
+    """Return fragments with overlapping, rolled back and open transactions, and with repeated lines."""
     producers = [Producer(number) for number in range(1, 5)]
     fragments, n = [], 0
     for _ in range(count):
@@ -64,14 +64,14 @@ def history(rng: random.Random, count: int) -> list[bytes]:
 
 
 def first(manifest: Manifest, count: int) -> Manifest:
-    """The manifest as it was when only so many fragments were stored."""
+    """Return the manifest as it was when only `count` fragments were stored."""
     (part,) = manifest.journals
     kept = part.fragments[:count]
     return replace(manifest, journals=[replace(part, fragments=kept, end=kept[-1].end, unstored_end=kept[-1].end)])
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_files_of_any_steps_have_what_a_committed_read_has(seed: int, tmp_path: Path) -> None:
+def test_files_of_any_steps_equal_a_committed_read(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     manifest = manifest_of(tmp_path, history(rng, 20))
     done = 0
@@ -87,7 +87,7 @@ def test_files_of_any_steps_have_what_a_committed_read_has(seed: int, tmp_path: 
     assert {path: path.read_bytes() for path in files(tmp_path)} == kept
 
 
-def test_only_what_is_old_and_fills_a_file_is_compacted(tmp_path: Path) -> None:
+def test_only_old_content_that_fills_a_file_is_compacted(tmp_path: Path) -> None:
     producer = Producer()
     manifest = manifest_of(tmp_path, [producer.line(n=n) for n in range(5)])
     (part,) = manifest.journals
@@ -109,12 +109,12 @@ def test_only_what_is_old_and_fills_a_file_is_compacted(tmp_path: Path) -> None:
     ] * 2
 
 
-def test_spans_of_two_runs_at_once_never_count_twice(tmp_path: Path) -> None:
+def test_spans_of_concurrent_runs_are_counted_once(tmp_path: Path) -> None:
     manifest = manifest_of(tmp_path, history(random.Random(3), 12))
     ends = [each.end for each in manifest.fragments]
 
     def runs(*sizes: int) -> list[CompactedSpan]:
-        """Each run begins without knowing of the others' files."""
+        """Run compactions that do not see each other's files."""
         found, aside = [], tmp_path / "aside"
         for number, size in enumerate(sizes):
             found += list(compact(first(manifest, 12 - number), options(tmp_path, file_bytes=size)))
@@ -130,7 +130,7 @@ def test_spans_of_two_runs_at_once_never_count_twice(tmp_path: Path) -> None:
     assert rows(tmp_path) == committed(manifest)
 
 
-def test_a_run_that_goes_on_from_a_file_that_another_has_removed_stops_no_later_run(tmp_path: Path) -> None:
+def test_a_run_after_a_removed_file_does_not_block_later_runs(tmp_path: Path) -> None:
     producer = Producer()
     manifest = manifest_of(tmp_path, [producer.line(n=n) for n in range(10, 17)])
     size = manifest.fragments[0].length
@@ -148,7 +148,7 @@ def test_a_run_that_goes_on_from_a_file_that_another_has_removed_stops_no_later_
     assert rows(tmp_path) == committed(manifest)
 
 
-def test_what_is_gone_or_does_not_fit_is_an_error(tmp_path: Path) -> None:
+def test_missing_or_contradictory_files_are_errors(tmp_path: Path) -> None:
     producer = Producer()
     lines = [
         producer.line(Flags.CONTINUE_TXN, n=1),
@@ -162,7 +162,7 @@ def test_what_is_gone_or_does_not_fit_is_an_error(tmp_path: Path) -> None:
         for n, each in enumerate(part.fragments[1:], 1)
     )
     list(compact(first(manifest, 2), options(tmp_path)))
-    with pytest.raises(OffsetJump, match=J):  # The beginning of the transaction that goes on there is gone.
+    with pytest.raises(OffsetJump, match=J):  # The beginning of the continued transaction is missing.
         list(compact(two, options(tmp_path)))
     with pytest.raises(CorruptData, match="of a journal that was deleted and created again since"):
         list(compact(replace(manifest, journals=[replace(part, revision=2)]), options(tmp_path)))
@@ -174,7 +174,7 @@ def test_what_is_gone_or_does_not_fit_is_an_error(tmp_path: Path) -> None:
         list(compact(manifest, options(tmp_path)))
     shutil.rmtree(tmp_path / FOLDER)
     (span,) = compact(one, options(tmp_path, file_bytes=10_000, partial=True))
-    assert span.begin == part.fragments[1].begin, "what retention has removed before the first run is left out"
+    assert span.begin == part.fragments[1].begin, "content removed before the first run is omitted"
     (tmp_path / span.path).write_bytes(b"no file of ours")
     with pytest.raises(CorruptData, match="is not a file of a compaction"):
         list(compact(one, options(tmp_path)))

@@ -1,4 +1,4 @@
-"""`coranto journals manifest`: it is complete for what it claims, and nobody changes it unnoticed."""
+"""`coranto journals manifest`: it is complete for its offsets, and changes to it are detected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def written(result: CommandResult) -> Manifest:
     return Manifest.from_json(result.output)
 
 
-def test_it_lists_what_is_stored_and_tells_what_is_not(run: CommandLine, remote: RemoteBroker, root: Path) -> None:
+def test_a_manifest_lists_stored_content_and_the_unstored_length(
+    run: CommandLine, remote: RemoteBroker, root: Path
+) -> None:
     before = time.time()
     result = run("journals", "manifest", J)
     found = written(result)
@@ -62,7 +64,7 @@ def test_it_lists_what_is_stored_and_tells_what_is_not(run: CommandLine, remote:
     assert table[1].split() == [J, "0", "40", "40", "B", "3", "4", "B"]
 
 
-def test_bounds_choose_fragments(run: CommandLine, remote: RemoteBroker, root: Path) -> None:
+def test_bounds_select_fragments(run: CommandLine, remote: RemoteBroker, root: Path) -> None:
     (part,) = written(run("journals", "manifest", J, "--begin", "12", "--end", "30")).journals
     assert (part.begin, part.end, part.unstored_end, len(part.fragments)) == (12, 30, 30, 1)
     (part,) = written(run("journals", "manifest", J, "--begin", "42")).journals
@@ -88,7 +90,7 @@ def test_bounds_choose_fragments(run: CommandLine, remote: RemoteBroker, root: P
     ],
     ids=str,
 )
-def test_what_it_cannot_give_is_an_error(
+def test_invalid_options_are_errors(
     words: list[str],
     problem: str,
     run: CommandLine,
@@ -105,7 +107,7 @@ def test_a_selector_that_matches_nothing_is_an_error(run: CommandLine, root: Pat
     assert "no journal matches 'name:prefix=none/'" in run("journals", "manifest", "none/").errors
 
 
-def test_gaps_are_never_passed_over(run: CommandLine, remote: RemoteBroker, root: Path) -> None:
+def test_gaps_are_errors(run: CommandLine, remote: RemoteBroker, root: Path) -> None:
     journal = remote.fake.journals[J]
     kept = list(journal.stored)
     journal.stored = [kept[0], kept[2]]
@@ -118,7 +120,7 @@ def test_gaps_are_never_passed_over(run: CommandLine, remote: RemoteBroker, root
     assert "the content from 5 to 30 is gone; give 30 or more" in run("journals", "manifest", J, "--begin", "5").errors
 
 
-def test_content_behind_what_is_not_stored_is_not_claimed(run: CommandLine, remote: RemoteBroker, root: Path) -> None:
+def test_content_after_an_unstored_fragment_is_not_listed(run: CommandLine, remote: RemoteBroker, root: Path) -> None:
     """Brokers may store a fragment before an earlier one."""
     stored = remote.fake.journals[J].stored
     stored[1] = replace(stored[1], fragment=replace(stored[1].fragment, backing_store="", mod_time=0), url="")
@@ -133,9 +135,7 @@ def test_the_root_of_file_stores_must_be_known(run: CommandLine, root: Path, mon
     assert part.fragments[0].url.startswith(f"file:///fragments/{J}/")
 
 
-def test_a_signed_manifest_is_what_the_cluster_wrote(
-    run: CommandLine, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signed_manifest_is_verified(run: CommandLine, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = run("journals", "manifest", J).output
     monkeypatch.setenv("CORANTO_AUTH_KEYS", KEY)
     monkeypatch.setattr("coranto.cli.connect.ClientConfig.from_environment", _without_tokens)
@@ -163,13 +163,13 @@ def test_a_signed_manifest_is_what_the_cluster_wrote(
 
 
 def _without_tokens(endpoint: str, file_root: Path | None, retry_timeout: float) -> object:
-    """The fake broker takes no tokens."""
+    """The fake broker does not accept tokens."""
     from coranto.client import ClientConfig
 
     return ClientConfig(endpoint, file_root, retry_timeout)
 
 
-def test_a_changed_document_is_no_manifest(run: CommandLine, root: Path) -> None:
+def test_an_inconsistent_manifest_is_refused(run: CommandLine, root: Path) -> None:
     found = written(run("journals", "manifest", J))
     (part,) = found.journals
 

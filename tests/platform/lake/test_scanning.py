@@ -1,4 +1,4 @@
-"""Scans: committed messages, each once, typed, with offsets; damage and forgery are errors."""
+"""Scans: committed messages, each once, typed, with offsets. Damage and forgery are errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EPOCH = 1_700_000_000 * SECOND
 
 
 class Producer:
-    """Makes lines, one a second."""
+    """Makes one line per second."""
 
     def __init__(self, number: int = 1) -> None:
         self.now = EPOCH
@@ -61,7 +61,7 @@ def manifest_of(root: Path, contents: Sequence[bytes], codec: Codec = Codec.ZSTA
     return Manifest.from_json(Manifest("", time.time(), [part], **fields).to_json())
 
 
-def test_committed_messages_once_with_types_and_offsets(tmp_path: Path) -> None:
+def test_a_scan_has_committed_messages_once_with_types_and_offsets(tmp_path: Path) -> None:
     one, two = Producer(1), Producer(2)
     outside = one.line(n=1, name="ä", at="2026-01-02T03:04:05Z")
     pending = [two.line(Flags.CONTINUE_TXN, n=2), two.line(Flags.CONTINUE_TXN, n=3, name="b", tags=["x", "y"])]
@@ -86,10 +86,10 @@ def test_committed_messages_once_with_types_and_offsets(tmp_path: Path) -> None:
     assert lines.column("_value").to_pylist() == [line[:-1].decode() for line in (outside, *pending)]
 
 
-def test_a_scan_decides_as_a_committed_reader(
+def test_a_scan_returns_the_same_messages_as_a_committed_read(
     run: CommandLine, remote: RemoteBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random histories of several producers, in small fragments and batches, with transactions over all of them."""
+    """Random histories of several producers, in small fragments and batches, with transactions across them."""
     monkeypatch.setenv("CORANTO_FILE_ROOT", str(tmp_path))
     monkeypatch.setattr(lake_content, "PIECE_BYTES", 700)
     seed = random.randrange(1 << 32)
@@ -116,7 +116,7 @@ def test_a_scan_decides_as_a_committed_reader(
     assert len(expected) > 50
 
 
-def test_polars_and_duckdb_read_a_scan_as_often_as_they_like(tmp_path: Path) -> None:
+def test_polars_and_duckdb_can_read_a_scan_repeatedly(tmp_path: Path) -> None:
     producer = Producer()
     lines = [producer.line(n=number, name="ab"[number % 2]) for number in range(100)]
     found = scan(manifest_of(tmp_path, [b"".join(lines[:60]), b"".join(lines[60:])]), {"n": "int32", "name": "string"})
@@ -136,7 +136,7 @@ def test_polars_and_duckdb_read_a_scan_as_often_as_they_like(tmp_path: Path) -> 
         assert connection.sql("SELECT count(*) FROM found WHERE _offset >= 0").fetchall() == [(100,)]
 
 
-def test_duckdb_alone_reads_the_files_of_a_manifest(tmp_path: Path) -> None:
+def test_duckdb_reads_the_files_of_a_manifest_directly(tmp_path: Path) -> None:
     producer = Producer()
     lines = [producer.line(n=number) for number in range(20)]
     path = tmp_path / "manifest.json"
@@ -150,7 +150,7 @@ def test_duckdb_alone_reads_the_files_of_a_manifest(tmp_path: Path) -> None:
         assert connection.sql(query).fetchall() == [(190, 20)]
 
 
-def test_bounds_and_time_leave_messages_out(tmp_path: Path) -> None:
+def test_bounds_and_time_exclude_messages(tmp_path: Path) -> None:
     producer = Producer()
     lines = [producer.line(n=number) for number in range(5)]
     open_at = producer.line(Flags.CONTINUE_TXN, n=5)
@@ -170,7 +170,7 @@ def test_bounds_and_time_leave_messages_out(tmp_path: Path) -> None:
     assert numbers(whole) == [0, 1, 2, 3, 4, 5, 7]
     assert numbers(part(begin=len(lines[0]), end=3 * len(lines[0]))) == [1, 2]
     assert numbers(at(3.5)) == [0, 1, 2, 7], "a message without a UUID has no time"
-    assert numbers(at(6.5)) == [0, 1, 2, 3, 4, 7], "the acknowledgement came later"
+    assert numbers(at(6.5)) == [0, 1, 2, 3, 4, 7], "the acknowledgement is later"
     assert numbers(at(7.5)) == [0, 1, 2, 3, 4, 5, 7]
     middle = len(lines[0]) + 5
     with pytest.raises(CorruptMessage, match=f"{J}.*{middle}"):
@@ -191,7 +191,7 @@ def test_bounds_and_time_leave_messages_out(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_misfits_are_found_by_their_offset(tmp_path: Path, line: bytes, schema: dict[str, str]) -> None:
+def test_misfits_are_reported_with_their_offset(tmp_path: Path, line: bytes, schema: dict[str, str]) -> None:
     value = b'{"n":"1"}\n' if schema["n"] == "string" else b'{"n":1}\n'
     content = value * 700 + Producer().line()[:-2] + b"," + line[1:] + b"\n" + value * 300
     manifest = manifest_of(tmp_path, [content])
@@ -203,7 +203,7 @@ def test_misfits_are_found_by_their_offset(tmp_path: Path, line: bytes, schema: 
 
 
 @pytest.mark.parametrize("torn", [b'{"n":20', b'{"_meta":{"uuid":"00000009-0000-1000-8000-010203040506"},"n":3'])
-def test_messages_behind_torn_lines_are_read(tmp_path: Path, torn: bytes) -> None:
+def test_messages_after_torn_lines_are_read(tmp_path: Path, torn: bytes) -> None:
     producer = Producer()
     pending = [producer.line(Flags.CONTINUE_TXN, n=n) for n in range(3)]
     content = torn + pending[0] + pending[1] + torn + pending[2] + torn + producer.line(Flags.ACK_TXN)
@@ -217,7 +217,7 @@ def test_messages_behind_torn_lines_are_read(tmp_path: Path, torn: bytes) -> Non
     assert table.column("_offset").to_pylist() == offsets
 
 
-def test_lines_that_look_unusual_keep_their_rows(tmp_path: Path) -> None:
+def test_lines_with_unusual_formatting_keep_their_rows(tmp_path: Path) -> None:
     content = b'{"n":1}\n  {"n":2}  \n{"n":3,"n2":{"a":[1,{"b":"}\\n{"}]}}\n{}\n'
     assert scan(manifest_of(tmp_path, [content]), {"n": "int64"}).arrow().column("n").to_pylist() == [1, 2, 3, None]
 
@@ -268,7 +268,7 @@ def test_a_path_below_a_store_needs_its_root(tmp_path: Path) -> None:
         scan(manifest).arrow()
 
 
-def test_what_a_scan_cannot_read_is_refused(tmp_path: Path) -> None:
+def test_invalid_scans_are_refused(tmp_path: Path) -> None:
     manifest = manifest_of(tmp_path, [b"x"])
     with pytest.raises(InvalidInput, match="_offset: every scan has this column"):
         scan(manifest, {"_offset": "int64"})
