@@ -26,13 +26,13 @@ def test_each_kind_of_error_has_its_code(error: Exception, code: grpc.StatusCode
     assert code_of(error) is code
 
 
-def test_codes_of_a_service_count_first() -> None:
+def test_codes_of_a_service_take_precedence() -> None:
     first = [(StoreError, grpc.StatusCode.ABORTED)]
     assert code_of(StoreError("x"), first) is grpc.StatusCode.ABORTED
     assert code_of(CorantoError("x"), first) is grpc.StatusCode.UNKNOWN
 
 
-def test_callers_are_told_no_words_of_a_store_and_no_endless_text() -> None:
+def test_public_texts_hide_store_details_and_are_bounded() -> None:
     assert "secret-bucket" not in public_text(StoreError("the bucket secret-bucket is gone", kind="NoSuchBucket"))
     assert public_text(InvalidInput("length is negative")) == "length is negative"
     assert public_text(KeyError("k" * MAX_TEXT * 2)).endswith("…")

@@ -32,7 +32,7 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(
+def test_flags_precede_the_environment_the_file_and_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CORANTO_BROKER_ZONE", "of the environment")
@@ -54,7 +54,7 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(
     ("name", "text"),
     [("b.toml", 'etcd-prefix = "/p"\nretention = false'), ("b.yaml", "etcd_prefix: /p\nretention: false\n")],
 )
-def test_files_of_both_kinds_and_by_a_variable(
+def test_files_of_both_formats_are_read_by_flag_and_variable(
     name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CORANTO_BROKER_CONFIG", str(written(tmp_path / name, text)))
@@ -75,20 +75,20 @@ def test_files_of_both_kinds_and_by_a_variable(
         ("auth_keys = 5", "auth_keys"),
     ],
 )
-def test_errors_in_a_file_are_named(text: str, problem: str, tmp_path: Path) -> None:
+def test_errors_in_a_file_are_reported(text: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=problem) as caught:
         load({}, written(tmp_path / "broker.toml", text))
     assert "not 5" not in str(caught.value)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_invalid_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be read: No such file"):
         load({}, tmp_path / "none.toml")
     with pytest.raises(InvalidInput, match="does not hold settings by name"):
         read_file(BrokerSettings, written(tmp_path / "list.yaml", "- 1\n"))
 
 
-def test_a_wrong_variable_and_a_wrong_flag_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_variable_and_a_wrong_flag_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInput, match=r"lease_seconds .--lease-seconds.*not -1"):
         load({"lease_seconds": -1})
     monkeypatch.setenv("CORANTO_BROKER_PORT", "tcp://10.0.0.1:1")
@@ -96,7 +96,7 @@ def test_a_wrong_variable_and_a_wrong_flag_are_named(monkeypatch: pytest.MonkeyP
         load({})
 
 
-def test_keys_in_a_file_that_others_can_read_are_warned_of(tmp_path: Path) -> None:
+def test_keys_in_a_file_that_others_can_read_cause_a_warning(tmp_path: Path) -> None:
     file = written(tmp_path / "broker.toml", f'auth_keys = "{SECRET}"')
     file.chmod(0o644)
     loaded = load({}, file)
@@ -106,7 +106,7 @@ def test_keys_in_a_file_that_others_can_read_are_warned_of(tmp_path: Path) -> No
     assert load({}, file).warnings == ()
 
 
-def test_a_variable_that_is_no_setting_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_variable_causes_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORANTO_BROKER_LEASE_SECS", "5")
     result = CliRunner().invoke(app, ["settings"])
     assert result.exit_code == 0
@@ -129,11 +129,11 @@ def test_settings_are_printed_without_secrets_and_can_be_read_again(
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"])))
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_text_survives_being_printed(zone: str) -> None:
+def test_any_text_round_trips_through_the_printed_settings(zone: str) -> None:
     assert tomllib.loads(render(load({"zone": zone})))["zone"] == zone
 
 
-def test_consumers_take_the_same_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consumers_read_the_same_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORANTO_CONSUMER_CONFIG", str(written(tmp_path / "c.toml", 'zone = "z"\nshard_limit = 7\n')))
     monkeypatch.setenv("CORANTO_CONSUMER_SHARDS", "5")
     result = CliRunner().invoke(consumer_app, ["settings", "--port", "5"])

@@ -1,4 +1,4 @@
-"""The limits of writing to etcd: by caller, in total, and again after a while."""
+"""The limits of writing to etcd: per caller, in total, and their recovery over time."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ ALICE, BOB = "alice", "bob"
 
 
 class Database:
-    """An etcd that tells its use, or does not answer."""
+    """An etcd that reports its use, or does not answer."""
 
     def __init__(self) -> None:
         self.in_use = 0
-        self.away = False
-        self.asked = 0
+        self.unavailable = False
+        self.requests = 0
 
     async def bytes_in_use(self) -> int:
-        self.asked += 1
-        if self.away:
+        self.requests += 1
+        if self.unavailable:
             raise Unavailable("by the test")
         return self.in_use
 
@@ -52,7 +52,7 @@ class Setting:
         return self.registry.get_sample_value("coranto_etcd_writes_refused_total", {"limit": limit})
 
 
-def test_each_caller_has_a_budget_that_fills_up_again() -> None:
+def test_each_caller_has_a_budget_that_recovers_over_time() -> None:
     setting = Setting(caller_bytes=10_000)
     put = Put("k", b"x" * 4000)
     assert setting.spend(ALICE, put) == setting.spend(ALICE, put) > 4000
@@ -76,7 +76,7 @@ def test_each_caller_has_a_budget_that_fills_up_again() -> None:
     assert code_of(refused.value).name == "RESOURCE_EXHAUSTED"
 
 
-def test_small_changes_cost_what_etcd_keeps_of_them() -> None:
+def test_small_changes_cost_the_size_of_their_history_in_etcd() -> None:
     setting = Setting(caller_bytes=10_000)
     for _ in range(38):
         setting.spend(ALICE, Put("k", b""))
@@ -84,34 +84,34 @@ def test_small_changes_cost_what_etcd_keeps_of_them() -> None:
         setting.spend(ALICE, Put("k", b""))
 
 
-def test_nobody_adds_to_a_database_that_is_full_enough() -> None:
+def test_writes_to_a_database_above_the_limit_are_refused() -> None:
     setting = Setting(total_bytes=10_000)
     setting.spend(ALICE, Put("k", b"x" * 9000))
     setting.spend(ALICE, Put("k", b"x" * 900))
     with pytest.raises(EtcdBudgetExceeded, match=r"has 10414 bytes in use, and the limit is 10000 \(max_etcd_bytes"):
         setting.spend(BOB, Put("k", b""))
     setting.spend(BOB, Delete("k"))
-    assert setting.database.asked == 1
+    assert setting.database.requests == 1
     setting.clock.advance(5)
-    setting.spend(BOB, Put("k", b""))  # etcd was asked again.
+    setting.spend(BOB, Put("k", b""))  # etcd was queried again.
     setting.clock.advance(5)
-    setting.database.in_use, setting.database.away = 20_000, True
+    setting.database.in_use, setting.database.unavailable = 20_000, True
     setting.spend(BOB, Put("k", b""))
-    setting.database.away = False
+    setting.database.unavailable = False
     with pytest.raises(EtcdBudgetExceeded):
         setting.spend(BOB, Put("k", b""))
     assert setting.refused("total") == 2
 
 
-def test_without_limits_everything_is_counted_and_nothing_refused() -> None:
+def test_without_limits_writes_are_counted_and_not_refused() -> None:
     setting = Setting()
     for _ in range(10):
         setting.spend(ALICE, Put("k", b"x" * 1_000_000))
-    assert setting.database.asked == 0
+    assert setting.database.requests == 0
     assert setting.registry.get_sample_value("coranto_etcd_bytes_total") > 10_000_000  # type: ignore[operator]
 
 
-def test_callers_are_forgotten_once_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_callers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coranto.member.etcd_budget._MAX_CALLERS", 3)
     setting = Setting(caller_bytes=1000)
     for number in range(10):
@@ -121,7 +121,7 @@ def test_callers_are_forgotten_once_there_are_many(monkeypatch: pytest.MonkeyPat
         setting.spend("caller 9", Put("k", b"x" * 700))
 
 
-def test_callers_are_known_by_their_tokens_or_else_by_their_addresses() -> None:
+def test_callers_are_identified_by_their_token_or_address() -> None:
     assert caller_of(UNRESTRICTED, "ipv4:10.0.0.1:4711") == caller_of(UNRESTRICTED, "ipv4:10.0.0.1:4712")
     assert caller_of(UNRESTRICTED, "ipv4:10.0.0.1:4711") != caller_of(UNRESTRICTED, "ipv4:10.0.0.2:4711")
     assert caller_of(UNRESTRICTED, "ipv6:%5B::1%5D:4711") == "the caller at ipv6:%5B::1%5D"

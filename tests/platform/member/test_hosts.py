@@ -1,4 +1,4 @@
-"""The names of hosts that a member trusts without keys."""
+"""Settings that make a member trust local callers without keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coranto_broker.settings import BrokerSettings
 KEY = base64.b64encode(bytes([1]) * 32).decode()
 
 
-def test_where_names_are_looked_at(tmp_path: Path) -> None:
+def test_only_loopback_without_tls_trusts_the_machine(tmp_path: Path) -> None:
     plain = BrokerSettings(host="127.0.0.1")
     assert trusts_the_machine(plain)
     assert trusts_the_machine(plain.model_copy(update={"host": "::1"}))

@@ -1,4 +1,4 @@
-"""The phases of a member's life, on a real etcd."""
+"""The phases of a member, on a real etcd."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ WAIT_SECONDS = 60
 
 
 class Work:
-    """Work that writes down in which phase it was asked for what."""
+    """Records each call with the phase of the member."""
 
     def __init__(self, name: str) -> None:
         self.id = MemberId("zone-1", name)
         self.membership: Membership
         self.keyspace: KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
         self.began_at = 0
-        self.asked: list[tuple[str, MemberPhase]] = []
+        self.calls: list[tuple[str, MemberPhase]] = []
         self.breaks = asyncio.Event()
 
     def member_spec(self, endpoint: str) -> pb.BrokerSpec:
@@ -48,15 +48,15 @@ class Work:
     async def exit(self) -> None:
         self._note("exit")
 
-    def _note(self, what: str) -> None:
-        self.asked.append((what, self.membership.phase))
+    def _note(self, call: str) -> None:
+        self.calls.append((call, self.membership.phase))
 
     async def move_in(self) -> None:
         self._note("move in")
 
     async def keep(self, clock: Clock, seen: Callable[[], Seen]) -> str:
         await self.breaks.wait()
-        return "somebody else uses the directory"
+        return "another process uses the directory"
 
     async def refresh(self, revision: int, brokers: tuple[str, ...]) -> bool:
         self._note(f"refresh {', '.join(brokers)}")
@@ -103,8 +103,8 @@ async def test_a_member_passes_its_phases_in_order(
     stop.set()
     assert await asyncio.wait_for(membership.serve_until(stop), WAIT_SECONDS) == 0
     await membership.close()
-    assert [what for what, _ in work.asked] == ["move in", "start", "exit", "refresh zone-1#broker-a"]
-    assert [phase for _, phase in work.asked] == [
+    assert [call for call, _ in work.calls] == ["move in", "start", "exit", "refresh zone-1#broker-a"]
+    assert [phase for _, phase in work.calls] == [
         MemberPhase.STARTING,
         MemberPhase.STARTING,
         MemberPhase.EXITING,
@@ -113,10 +113,10 @@ async def test_a_member_passes_its_phases_in_order(
     assert (await coordinator.get(layout.member_key(work.id)))[1] is None
 
 
-async def test_a_member_begins_at_a_revision_that_every_watch_brings(
+async def test_a_member_starts_at_a_revision_that_a_watch_of_the_prefix_reaches(
     member: Callable[[str], Work], coordinator: EtcdCoordinator, layout: Layout, tmp_path: Path
 ) -> None:
-    """Gazette's processes wait for the revision that a peer tells, until a watch of the prefix brings it."""
+    """Gazette's processes wait for the revision of a peer until a watch of the prefix reaches it."""
     for resumed in (False, True):
         await coordinator.txn([], [Put(layout.prefix + ".not-below/mark", b"")])
         work = member("broker-a")
@@ -124,11 +124,11 @@ async def test_a_member_begins_at_a_revision_that_every_watch_brings(
         assert membership.session.resumed == resumed
         keys = (await coordinator.range(layout.root)).kvs
         assert work.began_at == max(kv.mod_revision for kv in keys)
-        membership.session.lost.set()  # As of a process that ended without giving up its lease.
+        membership.session.lost.set()  # As for a process that ended without revoking its lease.
         await membership.close()
 
 
-async def test_a_member_that_exits_hands_its_items_over_before_it_stops(
+async def test_an_exiting_member_transfers_its_items_before_it_stops(
     member: Callable[[str], Work], coordinator: EtcdCoordinator, layout: Layout
 ) -> None:
     await put_journals(coordinator, layout, count=1, replication=1)
@@ -141,7 +141,7 @@ async def test_a_member_that_exits_hands_its_items_over_before_it_stops(
         await follower.wait_until(lambda state: bool(state.by_member.get(first.id)), timeout=WAIT_SECONDS)
         await join(second)
         await asyncio.wait_for(first.membership.exit_gracefully(), WAIT_SECONDS)
-        # The follower's watch may be behind that of the member.
+        # The follower's watch may lag behind the member's.
         await follower.wait_until(lambda state: not state.by_member.get(first.id), timeout=WAIT_SECONDS)
         assert [each.member for each in follower.state.all_assignments] == [second.id]
         assert second.membership.phase is MemberPhase.SERVING
@@ -152,25 +152,25 @@ async def test_a_member_that_exits_hands_its_items_over_before_it_stops(
         await follower.close()
 
 
-async def test_a_member_that_lost_its_lease_stops_at_once(member: Callable[[str], Work]) -> None:
+async def test_a_member_that_lost_its_lease_stops_immediately(member: Callable[[str], Work]) -> None:
     work = member("broker-a")
     membership = await join(work)
     membership.session.lost.set()
     assert await asyncio.wait_for(membership.serve_until(asyncio.Event()), WAIT_SECONDS) == 1
-    assert work.asked[-1] == ("stop", MemberPhase.EXITING)
+    assert work.calls[-1] == ("stop", MemberPhase.EXITING)
     await membership.close()
-    assert [what for what, _ in work.asked].count("stop") == 1
+    assert [call for call, _ in work.calls].count("stop") == 1
 
 
-async def test_a_member_whose_data_directory_is_used_by_another_stops(member: Callable[[str], Work]) -> None:
+async def test_a_member_stops_when_another_one_uses_its_data_directory(member: Callable[[str], Work]) -> None:
     work = member("broker-a")
     membership = await join(work)
     work.breaks.set()
     assert await asyncio.wait_for(membership.serve_until(asyncio.Event()), WAIT_SECONDS) == 1
-    assert work.asked[-1] == ("stop", MemberPhase.EXITING)
+    assert work.calls[-1] == ("stop", MemberPhase.EXITING)
 
 
-async def test_a_member_that_cannot_be_announced_leaves_nothing_behind(
+async def test_a_failed_announcement_leaves_no_member_key(
     member: Callable[[str], Work], coordinator: EtcdCoordinator, layout: Layout
 ) -> None:
     work = member("broker-a")
@@ -184,4 +184,4 @@ async def test_a_member_that_cannot_be_announced_leaves_nothing_behind(
     assert work.membership.phase is MemberPhase.STARTING
     await work.membership.close()
     assert (await coordinator.get(layout.member_key(work.id)))[1] is None
-    assert work.asked == []
+    assert work.calls == []

@@ -19,7 +19,7 @@ def site() -> Site:
     return Site(application, grace_seconds=1)
 
 
-async def test_a_site_serves_at_a_port_that_it_chose_until_it_is_stopped() -> None:
+async def test_a_site_serves_at_a_free_port_until_it_is_stopped() -> None:
     served = site()
     url = await served.start("127.0.0.1", 0)
     async with aiohttp.ClientSession() as http:
@@ -30,7 +30,7 @@ async def test_a_site_serves_at_a_port_that_it_chose_until_it_is_stopped() -> No
             await http.get(url)
 
 
-async def test_a_port_that_is_taken_is_named() -> None:
+async def test_a_port_in_use_is_reported() -> None:
     first, second = site(), site()
     url = await first.start("127.0.0.1", 0)
     port = int(url.rpartition(":")[2])

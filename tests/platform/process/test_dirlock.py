@@ -1,4 +1,4 @@
-"""Directories that one process at a time may use."""
+"""Directories for one process at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coranto.errors import DirectoryInUse
 from coranto.process.dirlock import DirectoryLock
 
 
-def test_a_directory_has_one_holder(tmp_path: Path) -> None:
+def test_a_directory_has_one_lock_holder(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     with DirectoryLock(folder):
         with pytest.raises(DirectoryInUse, match=f"process {os.getpid()}") as caught:
@@ -25,7 +25,7 @@ def test_a_directory_has_one_holder(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_dead_holder_holds_nothing(tmp_path: Path) -> None:
+def test_a_dead_process_releases_its_lock(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from coranto.process.dirlock import DirectoryLock\n"
         "lock = DirectoryLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
@@ -42,8 +42,8 @@ def test_a_dead_holder_holds_nothing(tmp_path: Path) -> None:
     DirectoryLock(tmp_path).close()
 
 
-def test_a_directory_that_is_created_is_its_owner_s_alone(tmp_path: Path) -> None:
-    """Spools, fragments and etcd's data lie in it: content that others need a token to read."""
+def test_a_created_directory_is_accessible_only_to_its_owner(tmp_path: Path) -> None:
+    """It holds spools, fragments and etcd's data, and other users need a token to read their content."""
     before = os.umask(0o022)
     try:
         DirectoryLock(tmp_path / "data").close()

@@ -1,4 +1,4 @@
-"""The Java of this machine: `JAVA_HOME` goes before the PATH."""
+"""The Java of this machine: `JAVA_HOME` precedes the PATH."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from coranto.process.java import java_program
 
 
-def test_java_is_that_of_java_home_or_else_that_of_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_is_found_by_java_home_or_by_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     assert java_program() is None

@@ -1,4 +1,4 @@
-"""Freed memory is kept where the C library can be told to."""
+"""Freed memory is kept if the C library supports it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def test_large_blocks_are_reused_without_new_pages() -> None:
     bytearray(size)
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
     for _ in range(rounds):
-        bytearray(size)  # Touches all of it.
+        bytearray(size)  # Writes to all pages.
     faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
     assert faults < rounds * size // resource.getpagesize() // 4
 
 
 @pytest.mark.parametrize("settle", [spare_garbage_collection, tune_memory])
-def test_objects_made_at_the_start_are_never_garbage_collected_again(settle: Callable[[], None]) -> None:
+def test_objects_created_at_start_are_excluded_from_garbage_collection(settle: Callable[[], None]) -> None:
     before = gc.get_threshold()
     try:
         settle()

@@ -1,4 +1,4 @@
-"""Things that are started in steps: what was begun is undone, however the start ends."""
+"""Contexts that start in steps: completed steps are undone, even after a failure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from coranto.process.staged import StagedContext
 
 
 class Steps(StagedContext):
-    """Takes three steps, and fails at one of them if it is told to."""
+    """Takes three steps, and fails at `fails_at`."""
 
     def __init__(self, fails_at: int | None = None) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Steps(StagedContext):
             self._exits.callback(self.done.append, f"end {number}")
 
 
-async def test_steps_are_undone_in_reverse_order_when_the_context_is_left() -> None:
+async def test_steps_are_undone_in_reverse_order_at_the_end_of_the_context() -> None:
     steps = Steps()
     async with steps:
         assert steps.done == ["begin 0", "begin 1", "begin 2"]
@@ -31,9 +31,9 @@ async def test_steps_are_undone_in_reverse_order_when_the_context_is_left() -> N
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 2])
-async def test_a_step_that_fails_undoes_those_before_it(fails_at: int) -> None:
+async def test_a_failed_step_undoes_the_previous_steps(fails_at: int) -> None:
     steps = Steps(fails_at)
     with pytest.raises(KeyboardInterrupt):
         async with steps:
-            raise AssertionError("it has started")
+            raise AssertionError("the context started")
     assert steps.done[fails_at:] == [f"end {number}" for number in reversed(range(fails_at))]

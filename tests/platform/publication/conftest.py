@@ -1,4 +1,4 @@
-"""A shop that publishes to journals on brokers, and clients that die or hear nothing."""
+"""A shop that publishes to journals on brokers, and clients that crash or lose answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Killed(BaseException):
 
 
 class DyingClient(SyncJournalClient):
-    """A client whose process dies at its `at`-th append: before it is sent, or when it was applied."""
+    """A client whose process dies at its `at`-th append, either before sending it or after it was applied."""
 
     at = 0
     applied = False
@@ -48,7 +48,7 @@ class DyingClient(SyncJournalClient):
         return super().append(*arguments, **options)
 
 
-class DeafClient(SyncJournalClient):
+class AnswerLosingClient(SyncJournalClient):
     """A client that loses the answers to a number of appends to the ledger, which were applied or not."""
 
     ledger = ""
@@ -66,7 +66,7 @@ class DeafClient(SyncJournalClient):
 
 @dataclass(frozen=True)
 class Shop:
-    """The journals of one test, and a client of theirs."""
+    """The journals of one test, and their client."""
 
     client: SyncJournalClient
     name: str
@@ -97,7 +97,7 @@ class Shop:
         return publish_once(client or self.client, messages=rows, **arguments | options)
 
     def seen(self) -> Counter[int]:
-        """Return how often a reader of committed messages sees each order."""
+        """Return the number of times that a reader of committed messages sees each order."""
         envelopes = (committed_messages(self.client, name, JsonLines()) for name in self.group)
         return Counter(envelope.message["order"] for envelope in chain.from_iterable(envelopes))
 
@@ -110,9 +110,9 @@ class Shop:
         client.at, client.applied = at, applied
         return client
 
-    def deaf(self, times: int, *, applied: bool) -> DeafClient:
-        client = DeafClient.of(self.client.config)
-        assert isinstance(client, DeafClient)
+    def losing_answers(self, times: int, *, applied: bool) -> AnswerLosingClient:
+        client = AnswerLosingClient.of(self.client.config)
+        assert isinstance(client, AnswerLosingClient)
         client.ledger, client.times, client.applied = self.ledger, times, applied
         return client
 

@@ -1,4 +1,4 @@
-"""Decisions about numbered batches on real brokers: one for each batch, and never about an old one."""
+"""Decisions about numbered batches on real brokers: one for each batch, and none about an old batch."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def opened(client: SyncJournalClient, journal: str, writer: str = "query-1", **o
 
 
 def decision(name: str) -> Decision:
-    """A decision; `writer/n` is about batch n of a writer."""
+    """Return a decision; `writer/n` is about batch n of a writer."""
     writer, _, batch = name.partition("/")
     about = (writer, int(batch)) if batch else None
     return Decision(name, uuid.uuid4().hex, 7, time.time(), {GROUP: b"ack\n"}, about)
 
 
-def test_the_first_decision_about_a_batch_counts(client, journal):
+def test_the_first_decision_about_a_batch_applies(client, journal):
     ledger, mine, other = opened(client, journal), decision("query-1/0"), decision("query-1/0")
     assert ledger.last() is None
 
@@ -67,14 +67,14 @@ def test_the_first_decision_about_a_batch_counts(client, journal):
     assert client.head(journal) == head
 
 
-def test_who_decided_learns_if_another_process_may_acknowledge_too(client, journal):
+def test_an_acknowledgement_reports_if_another_process_took_over(client, journal):
     ledger, other, mine = opened(client, journal), opened(client, journal), decision("query-1/0")
     assert other.take_over(0) is None
     ledger.decide(0, mine)
 
     assert other.take_over(0) == mine
     assert opened(client, journal).take_over(0) == mine
-    assert not ledger.acknowledge(0), "the other one may be slow"
+    assert not ledger.acknowledge(0), "the other process may be slow"
     assert other.take_over(0) is None
     found = other.last()
     assert found is not None
@@ -87,7 +87,7 @@ def test_who_decided_learns_if_another_process_may_acknowledge_too(client, journ
     assert other.take_over(1) is None, "it has nothing to append"
 
 
-def test_a_publication_with_the_same_ledger_takes_over_what_it_finishes(client, journal):
+def test_a_publication_with_the_same_ledger_takes_over_batches_it_finishes(client, journal):
     ledger = opened(client, journal)
     ledger.decide(0, decision("query-1/0"))
     before = client.head(GROUP)
@@ -100,11 +100,11 @@ def test_a_publication_with_the_same_ledger_takes_over_what_it_finishes(client, 
     assert client.head(GROUP) == before + len(b"ack\n")
 
 
-def test_a_batch_before_the_last_one_is_fenced_off_and_writers_do_not_meet(client, journal):
+def test_old_batches_are_fenced_and_writers_are_independent(client, journal):
     ledger, other = opened(client, journal), opened(client, journal, "query-2")
     ledger.decide(4, decision("query-1/4"))
     ledger.decide(5, decision("query-1/5"))
-    ledger.acknowledge(4)  # It is not the last one any more.
+    ledger.acknowledge(4)  # It is no longer the last one.
 
     with pytest.raises(Fenced, match="batch 4 of query-1 is old: batch 5 is written already"):
         ledger.decide(4, decision("query-1/4"))
@@ -116,7 +116,7 @@ def test_a_batch_before_the_last_one_is_fenced_off_and_writers_do_not_meet(clien
     assert (found.batch, found.is_acknowledged) == (5, False)
 
 
-def test_of_many_processes_one_decides(client, journal, cluster):
+def test_one_of_many_concurrent_processes_decides(client, journal, cluster):
     ledgers = [opened(cluster.client(), journal) for _ in range(6)]
     mine = [decision("query-1/0") for _ in ledgers]
     with ThreadPoolExecutor(6) as threads:
@@ -126,7 +126,7 @@ def test_of_many_processes_one_decides(client, journal, cluster):
     assert client.read_all(journal, 0, client.head(journal)).count(b"publication") == 1
 
 
-class DeafClient(SyncJournalClient):
+class AnswerLosingClient(SyncJournalClient):
     """A client that loses the answer to an append, which was applied or not."""
 
     times = 0
@@ -142,16 +142,16 @@ class DeafClient(SyncJournalClient):
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_an_answer_that_is_lost_leads_to_one_decision(cluster, client, journal, applied):
-    deaf = DeafClient(cluster.endpoint)
-    with deaf:
-        ledger, mine = opened(deaf, journal), decision("query-1/0")
-        deaf.times, deaf.applied = 1, applied
+def test_a_lost_answer_leads_to_one_decision(cluster, client, journal, applied):
+    losing_answers = AnswerLosingClient(cluster.endpoint)
+    with losing_answers:
+        ledger, mine = opened(losing_answers, journal), decision("query-1/0")
+        losing_answers.times, losing_answers.applied = 1, applied
         assert ledger.decide(0, mine) == mine
     assert client.read_all(journal, 0, client.head(journal)).count(b"publication") == 1
 
 
-def test_a_ledger_of_batches_is_one_of_publications_too(client, journal):
+def test_a_ledger_can_hold_both_batches_and_publications(client, journal):
     ledger = opened(client, journal)
     mine = decision("query-1/0")
     ledger.decide(0, mine)
@@ -178,7 +178,7 @@ def test_a_ledger_without_its_registers_and_other_journals_are_refused(client, j
 
 
 @pytest.mark.parametrize("value", ["later", "9" * 1000 + ".0", "0." + "9" * 1000, "٣.٣"])
-def test_a_register_that_is_not_ours_is_corrupt(client, journal, value):
+def test_an_invalid_register_is_corrupt_data(client, journal, value):
     ledger = opened(client, journal)
     ledger.decide(0, decision("query-1/0"))
     client.append(journal, b"\n", union_registers=label_set({"coranto.dev/batch/query-1": value}))

@@ -1,4 +1,4 @@
-"""Ledgers of publications: answers that are lost, lost records, other content, and how much of one is read."""
+"""Ledgers of publications: lost answers, lost records, other content, and the amount of a ledger that is read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SUMMARY = "coranto.dev/summary"
 
 
 class CountingClient(SyncJournalClient):
-    """A client that notes what it reads, and calls `before` when it is to append a record."""
+    """A client that counts the bytes it reads, and calls `before` once, before it appends content."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -66,7 +66,7 @@ def decision(writer_id: str, producer: str = "aa", **options: Any) -> Decision:
 
 
 def remember(shop: Shop, names: list[str]) -> None:
-    """Record decisions that are acknowledged."""
+    """Record acknowledged decisions."""
     ledger = Ledger.unread(shop.client, shop.ledger, like=shop.group[0])
     ledger.refresh()
     for name in names:
@@ -85,18 +85,18 @@ def summary_of(shop: Shop) -> str:
 
 @pytest.mark.parametrize("applied", [False, True])
 def test_lost_answers_of_the_ledger_do_not_publish_twice(shop: Shop, applied: bool) -> None:
-    assert shop.publish(client=shop.deaf(1, applied=applied)).is_new
+    assert shop.publish(client=shop.losing_answers(1, applied=applied)).is_new
     assert shop.seen() == ONCE
 
 
 def test_an_attempt_with_an_unknown_decision_is_not_rolled_back(shop: Shop) -> None:
     with pytest.raises(AppendOutcomeUnknown):
-        shop.publish(client=shop.deaf(2, applied=False))
+        shop.publish(client=shop.losing_answers(2, applied=False))
     assert shop.publish().is_new
     assert shop.seen() == ONCE
 
 
-def test_a_ledger_that_may_have_lost_records_is_refused_until_the_loss_is_accepted(shop: Shop) -> None:
+def test_a_ledger_that_may_have_lost_records_is_refused_until_accepted(shop: Shop) -> None:
     shop.publish()
     removed = label_set({HELD_LABEL: "true"})
     shop.client.append(shop.ledger, b'{"acknowledged":""}\n', subtract_registers=removed)
@@ -106,7 +106,7 @@ def test_a_ledger_that_may_have_lost_records_is_refused_until_the_loss_is_accept
     assert shop.publish(writer_id="run-3").is_new
 
 
-def test_a_ledger_that_was_created_again_is_refused_however_long_it_is(shop: Shop) -> None:
+def test_a_recreated_ledger_is_refused_at_any_length(shop: Shop) -> None:
     shop.publish()
     ledger = opened(shop)
     (info,) = shop.client.list(f"name={shop.ledger}").journals
@@ -125,10 +125,10 @@ def test_a_ledger_with_other_content_is_refused(shop: Shop) -> None:
         shop.publish()
 
 
-def test_a_ledger_forgets_the_acknowledgements_that_are_in_their_journals(shop: Shop) -> None:
+def test_a_ledger_drops_acknowledgements_that_are_in_their_journals(shop: Shop) -> None:
     for number in range(3):
         shop.publish(writer_id=f"run-{number}")
-    with pytest.raises(Killed):  # With the decision in the ledger.
+    with pytest.raises(Killed):  # The decision is in the ledger.
         shop.publish(writer_id="run-3", client=shop.dying(2, applied=True))
 
     ledger = Ledger.open(shop.client, shop.ledger, like=shop.group[0])
@@ -151,11 +151,11 @@ MANY = [f"run-{number}" for number in range(40)]
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few kilobytes are worth a summary."""
+    """Write summaries after a few kilobytes."""
     monkeypatch.setattr(ledgers, "SUMMARIZED_BYTES", 4 << 10)
 
 
-def test_who_opens_a_ledger_reads_it_once_and_the_next_one_only_its_summary(shop: Shop, soon: None) -> None:
+def test_the_first_reader_of_a_ledger_leaves_a_summary_for_the_next_one(shop: Shop, soon: None) -> None:
     remember(shop, MANY)
     opened(shop).decide(decision("late"))
     whole, later, unsummarized = counting(shop), counting(shop), Ledger.unread(shop.client, shop.ledger, like="")
@@ -165,17 +165,17 @@ def test_who_opens_a_ledger_reads_it_once_and_the_next_one_only_its_summary(shop
     summary = summary_of(shop)
     second = opened(shop, later)
 
-    assert summary, "the first one that read many records has left a summary"
+    assert summary, "the first reader of many records wrote a summary"
     assert known(first, MANY) == known(second, MANY) == known(unsummarized, MANY) == dict.fromkeys(MANY, (7, 1.5))
     assert second.find("late") == decision("late")
     assert list(first.unacknowledged()) == list(second.unacknowledged()) == [decision("late")]
     assert later.bytes_read < 8 << 10 < shop.client.head(shop.ledger)
     remember(shop, ["other"])
     assert known(opened(shop), [*MANY, "other"]).keys() == {*MANY, "other"}
-    assert summary_of(shop) == summary, "one more record is not worth another summary"
+    assert summary_of(shop) == summary, "one more record causes no summary"
 
 
-def test_a_summary_counts_for_those_who_write_after_it(shop: Shop, soon: None) -> None:
+def test_a_summary_applies_to_later_writers(shop: Shop, soon: None) -> None:
     remember(shop, MANY)
     opened(shop)
     ledger = opened(shop)
@@ -189,7 +189,7 @@ def test_a_summary_counts_for_those_who_write_after_it(shop: Shop, soon: None) -
     assert not list(opened(shop).unacknowledged())
 
 
-def test_later_summaries_follow_when_there_is_much_behind_the_last(shop: Shop, soon: None) -> None:
+def test_another_summary_follows_after_many_records(shop: Shop, soon: None) -> None:
     summaries = set()
     for begin in range(0, 200, 40):
         names = [f"run-{number}" for number in range(begin, begin + 40)]
@@ -198,32 +198,32 @@ def test_later_summaries_follow_when_there_is_much_behind_the_last(shop: Shop, s
         summaries.add(summary_of(shop))
     assert 3 <= len(summaries) <= 5
     reader = Ledger.unread(shop.client, shop.ledger, like="")
-    reader.refresh()  # Which compares all of them with the records before.
+    reader.refresh()  # It compares all summaries with the records before them.
     assert len(known(reader, [f"run-{number}" for number in range(200)])) == 200
 
 
 def test_a_zombie_that_appends_before_a_summary_prevents_it(shop: Shop, soon: None) -> None:
     remember(shop, MANY)
-    zombie, client = opened_before_it_is_due(shop), counting(shop)
+    zombie, client = opened_without_summary(shop), counting(shop)
     client.before = lambda content: zombie.decide(decision("zombie"))
 
     ledger = opened(shop, client)
 
-    assert not summary_of(shop), "it would not have what the zombie has decided"
+    assert not summary_of(shop), "it would lack the zombie's decision"
     assert ledger.decide(decision("zombie", "mine")).producer == "aa"
     assert opened(shop).find("zombie") == opened(shop).find("zombie") == decision("zombie")
     assert summary_of(shop)
 
 
-def opened_before_it_is_due(shop: Shop) -> Ledger:
+def opened_without_summary(shop: Shop) -> Ledger:
     ledger = Ledger.unread(shop.client, shop.ledger, like="")
     ledger.refresh()
     return ledger
 
 
-def test_a_zombie_that_read_the_ledger_before_a_summary_decides_nothing_twice(shop: Shop, soon: None) -> None:
+def test_a_zombie_that_read_before_a_summary_does_not_decide_again(shop: Shop, soon: None) -> None:
     remember(shop, MANY)
-    zombie = opened_before_it_is_due(shop)
+    zombie = opened_without_summary(shop)
     opened(shop).decide(decision("contested", "successor"))
     opened(shop)
 
@@ -233,7 +233,7 @@ def test_a_zombie_that_read_the_ledger_before_a_summary_decides_nothing_twice(sh
 @pytest.mark.parametrize(
     "error", [AppendOutcomeUnknown("lost"), NotAllowed("x"), PermissionDenied("x"), Unavailable("x")]
 )
-def test_a_summary_that_cannot_be_written_is_only_told(shop: Shop, soon: None, error: Exception) -> None:
+def test_a_failure_to_write_a_summary_is_only_logged(shop: Shop, soon: None, error: Exception) -> None:
     remember(shop, MANY)
     client = counting(shop)
 
@@ -250,7 +250,7 @@ def test_a_summary_that_cannot_be_written_is_only_told(shop: Shop, soon: None, e
 @pytest.mark.parametrize(
     "register", ["nonsense", "0.{digest}", "{offset}.{wrong}", "9" * 900 + ".{digest}", "٣.{digest}"]
 )
-def test_a_register_that_tells_of_no_summary_is_passed_by(shop: Shop, soon: None, register: str) -> None:
+def test_a_register_that_points_to_no_summary_is_ignored(shop: Shop, soon: None, register: str) -> None:
     remember(shop, MANY)
     opened(shop)
     offset, digest = summary_of(shop).split(".")
@@ -265,7 +265,9 @@ def test_a_register_that_tells_of_no_summary_is_passed_by(shop: Shop, soon: None
 
 
 @pytest.mark.parametrize("record", [decision("last").to_line(), Acknowledgement("x").to_line(), b"no record\n"])
-def test_a_register_that_tells_of_another_record_hides_none_before_it(shop: Shop, soon: None, record: bytes) -> None:
+def test_a_register_that_points_to_another_record_hides_no_earlier_record(
+    shop: Shop, soon: None, record: bytes
+) -> None:
     remember(shop, MANY)
     value = f"{shop.client.head(shop.ledger)}.{digest_of(record)}"
     shop.client.append(shop.ledger, record, union_registers=label_set({SUMMARY: value}))
@@ -279,8 +281,8 @@ def test_a_register_that_tells_of_another_record_hides_none_before_it(shop: Shop
     assert logs[0]["event"] == "publication.summary_unreadable"
 
 
-def test_a_summary_behind_the_end_of_the_ledger_tells_that_records_are_gone(shop: Shop) -> None:
-    """Registers and content of an append come and go together. So the ledger ended further once."""
+def test_a_register_of_a_summary_beyond_the_end_means_lost_records(shop: Shop) -> None:
+    """Registers and content of an append are applied together. So the ledger was longer before."""
     remember(shop, MANY[:3])
     mark, value = opened(shop).mark("mine"), f"{1 << 40}.{'0' * 32}"
     shop.client.append(shop.ledger, Acknowledgement("").to_line(), union_registers=label_set({SUMMARY: value}))
@@ -299,8 +301,8 @@ def test_a_summary_behind_the_end_of_the_ledger_tells_that_records_are_gone(shop
         each()
 
 
-def test_a_ledger_whose_records_are_all_gone_is_not_an_empty_one(shop: Shop) -> None:
-    class Forgetful(SyncJournalClient):
+def test_a_ledger_that_lost_all_records_is_not_taken_for_an_empty_one(shop: Shop) -> None:
+    class WithoutContent(SyncJournalClient):
         """A client of brokers that have registers of the ledger, but not its content."""
 
         def append(self, journal: str, content: Any, **options: Any) -> AppendResult:
@@ -308,14 +310,14 @@ def test_a_ledger_whose_records_are_all_gone_is_not_an_empty_one(shop: Shop) -> 
             return found if content else replace(found, end=0)
 
     remember(shop, MANY[:3])
-    forgetful = Forgetful.of(shop.client.config)
+    without_content = WithoutContent.of(shop.client.config)
     with pytest.raises(LedgerDamaged, match="has the registers of a ledger but no content: all its records are gone"):
-        opened(shop, forgetful)
+        opened(shop, without_content)
 
 
 def test_a_record_in_many_pieces_is_copied_once(shop: Shop) -> None:
     class Piece(bytes):
-        """A piece of content that notes what it is joined to by `+`."""
+        """A piece of content that counts bytes copied by `+`."""
 
         copied = 0
 
@@ -349,7 +351,7 @@ def test_a_summary_that_differs_from_the_records_before_it_is_refused(shop: Shop
         opened(shop)
 
 
-def test_who_accepts_a_loss_leaves_no_summary_that_hides_it(shop: Shop, soon: None) -> None:
+def test_accepting_a_loss_writes_no_summary_that_hides_it(shop: Shop, soon: None) -> None:
     remember(shop, MANY)
     removed = label_set({HELD_LABEL: "true"})
     shop.client.append(shop.ledger, Acknowledgement("").to_line(), subtract_registers=removed)
@@ -359,7 +361,7 @@ def test_who_accepts_a_loss_leaves_no_summary_that_hides_it(shop: Shop, soon: No
     assert opened(shop).decide(decision("new")) == decision("new")
 
 
-def test_who_has_a_mark_reads_only_what_is_behind_it(shop: Shop) -> None:
+def test_a_ledger_resumed_at_a_mark_reads_only_later_records(shop: Shop) -> None:
     remember(shop, MANY)
     mark = pickle.loads(pickle.dumps(opened(shop).mark("mine", "also mine")))
     remember(shop, ["other"])
@@ -377,14 +379,14 @@ def test_who_has_a_mark_reads_only_what_is_behind_it(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("is_acknowledged", [False, True])
-def test_a_zombie_that_decided_behind_a_mark_has_decided(shop: Shop, soon: None, is_acknowledged: bool) -> None:
+def test_a_zombies_decision_after_a_mark_applies(shop: Shop, soon: None, is_acknowledged: bool) -> None:
     remember(shop, MANY)
-    mark = opened_before_it_is_due(shop).mark("contested")
+    mark = opened_without_summary(shop).mark("contested")
     zombie = opened(shop)
     zombie.decide(decision("contested", "zombie"))
     if is_acknowledged:
         zombie.acknowledge("contested")
-    opened(shop)  # With summaries behind the mark.
+    opened(shop)  # With summaries after the mark.
 
     ledger = Ledger.resume(shop.client, mark, like=shop.group[0])
 
@@ -394,7 +396,7 @@ def test_a_zombie_that_decided_behind_a_mark_has_decided(shop: Shop, soon: None,
         opened(shop).mark("contested")
 
 
-def test_a_zombie_that_decides_while_another_process_does_is_seen(shop: Shop) -> None:
+def test_a_concurrent_decision_of_a_zombie_applies(shop: Shop) -> None:
     mark, zombie, client = opened(shop).mark("contested"), opened(shop), counting(shop)
     client.before = lambda content: zombie.decide(decision("contested", "zombie"))
 
@@ -403,7 +405,7 @@ def test_a_zombie_that_decides_while_another_process_does_is_seen(shop: Shop) ->
     assert ledger.decide(decision("contested", "mine")).producer == "zombie"
 
 
-def test_a_ledger_that_was_made_anew_since_a_mark_is_read_whole(shop: Shop) -> None:
+def test_a_ledger_recreated_after_a_mark_is_read_completely(shop: Shop) -> None:
     remember(shop, MANY)
     mark = opened(shop).mark("mine")
     opened(shop).decide(decision("mine", "before"))
@@ -414,9 +416,9 @@ def test_a_ledger_that_was_made_anew_since_a_mark_is_read_whole(shop: Shop) -> N
     assert ledger.decide(decision("mine", "after")).producer == "before"
 
 
-def test_a_ledger_that_ends_before_a_mark_has_lost_records_which_may_be_accepted(shop: Shop) -> None:
+def test_a_ledger_that_ends_before_a_mark_is_refused_until_accepted(shop: Shop) -> None:
     remember(shop, MANY[:3])
-    mark = replace(opened(shop).mark("mine"), offset=1 << 30)  # As if all brokers were lost with its last records.
+    mark = replace(opened(shop).mark("mine"), offset=1 << 30)  # As after a loss of all brokers with its last records.
 
     with pytest.raises(LedgerDamaged, match=f"was read up to offset {1 << 30}, but now ends at"):
         Ledger.resume(shop.client, mark, like=shop.group[0])
@@ -432,7 +434,7 @@ def test_a_decision_without_messages_has_nothing_to_acknowledge(shop: Shop) -> N
     assert opened(shop).find("mine") == empty
 
 
-def test_a_summary_keeps_what_is_not_acknowledged_of_batches(shop: Shop, soon: None) -> None:
+def test_a_summary_keeps_unacknowledged_batches(shop: Shop, soon: None) -> None:
     remember(shop, MANY)
     batch = decision("query/4", batch=("query", 4))
     shop.client.append(shop.ledger, batch.to_line())
@@ -440,9 +442,9 @@ def test_a_summary_keeps_what_is_not_acknowledged_of_batches(shop: Shop, soon: N
 
     assert summary_of(shop)
     assert list(opened(shop).unacknowledged()) == [batch]
-    assert opened(shop).find("query/4") is None, "batches are no publications"
+    assert opened(shop).find("query/4") is None, "batches are not publications"
 
 
-def test_the_digest_of_a_record_is_that_of_its_line() -> None:
+def test_the_digest_of_a_record_is_the_digest_of_its_line() -> None:
     line = Acknowledgement("x").to_line()
     assert digest_of(line) == digest_of(line[:-1]) != digest_of(Acknowledgement("y").to_line())

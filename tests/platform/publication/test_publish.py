@@ -1,4 +1,4 @@
-"""Publications: readers see each one once, although processes die and try it again."""
+"""Publications: readers see each one once, although processes die and retry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_publication_is_seen_once_and_repeating_it_adds_nothing(shop: Shop) ->
     assert shop.seen() == ONCE
 
 
-def test_messages_of_a_decided_publication_are_not_even_read(shop: Shop) -> None:
+def test_messages_of_a_decided_publication_are_not_read(shop: Shop) -> None:
     shop.publish()
 
     def refuse() -> Iterator[dict[str, Any]]:
@@ -37,13 +37,13 @@ def test_messages_of_a_decided_publication_are_not_even_read(shop: Shop) -> None
     assert not shop.publish(refuse()).is_new
 
 
-def test_other_writer_ids_publish_beside_each_other(shop: Shop) -> None:
+def test_other_writer_ids_publish_independently(shop: Shop) -> None:
     shop.publish(writer_id="run-1")
     assert shop.publish(writer_id="run-2").is_new
     assert set(shop.seen().values()) == {2}
 
 
-def test_a_publication_of_nothing_is_decided_too(shop: Shop) -> None:
+def test_a_publication_without_messages_is_decided(shop: Shop) -> None:
     assert shop.publish([]).messages == 0
     assert not shop.publish().is_new
     assert not shop.seen()
@@ -65,7 +65,7 @@ def test_a_process_may_die_at_any_append(shop: Shop, applied: bool) -> None:
 
 def test_a_decided_publication_is_completed_by_the_next_one(shop: Shop) -> None:
     shop.publish([], writer_id="first")
-    with pytest.raises(Killed):  # After the look into the ledger, the decision and one acknowledgement.
+    with pytest.raises(Killed):  # After opening the ledger, the decision and one acknowledgement.
         shop.publish(client=shop.dying(3, applied=True))
     assert 0 < shop.seen().total() < len(ROWS)
     shop.publish([], writer_id="other")
@@ -73,7 +73,7 @@ def test_a_decided_publication_is_completed_by_the_next_one(shop: Shop) -> None:
     assert not shop.publish().is_new
 
 
-def test_of_several_attempts_at_once_one_counts(shop: Shop) -> None:
+def test_one_of_several_concurrent_attempts_publishes(shop: Shop) -> None:
     with ThreadPoolExecutor(4) as pool:
         outcomes = list(pool.map(lambda _: shop.publish(client=SyncJournalClient.of(shop.client.config)), range(4)))
     assert [outcome.messages for outcome in outcomes] == [300] * 4
@@ -81,7 +81,7 @@ def test_of_several_attempts_at_once_one_counts(shop: Shop) -> None:
     assert shop.seen() == ONCE
 
 
-def test_several_publications_at_once_are_all_seen(shop: Shop) -> None:
+def test_concurrent_publications_are_all_seen(shop: Shop) -> None:
     def publish(number: int) -> Publication:
         return shop.publish(writer_id=f"run-{number}", client=SyncJournalClient.of(shop.client.config))
 
@@ -91,7 +91,7 @@ def test_several_publications_at_once_are_all_seen(shop: Shop) -> None:
     assert set(shop.seen().values()) == {6}
 
 
-def test_an_attempt_that_fails_leaves_nothing_that_is_seen(shop: Shop) -> None:
+def test_a_failed_attempt_leaves_no_visible_messages(shop: Shop) -> None:
     def broken() -> Iterator[dict[str, Any]]:
         yield from ROWS[:200]
         raise ZeroDivisionError
@@ -103,18 +103,18 @@ def test_an_attempt_that_fails_leaves_nothing_that_is_seen(shop: Shop) -> None:
     assert shop.seen() == ONCE
 
 
-def test_a_deleted_journal_does_not_keep_others_from_publishing(shop: Shop) -> None:
+def test_a_deleted_journal_does_not_block_other_publications(shop: Shop) -> None:
     shop.publish([], writer_id="first")
-    with pytest.raises(Killed):  # With the decision in the ledger.
+    with pytest.raises(Killed):  # The decision is in the ledger.
         shop.publish(client=shop.dying(2, applied=True))
     shop.delete(shop.group[0])
     assert shop.publish(writer_id="run-2", journals=shop.group[1:]).is_new
     assert not shop.pending()
 
 
-def test_what_cannot_be_completed_for_another_is_logged_and_left_in_the_ledger(shop: Shop) -> None:
+def test_publications_that_cannot_be_finished_are_logged_and_stay_in_the_ledger(shop: Shop) -> None:
     shop.publish([], writer_id="first")
-    with pytest.raises(Killed):  # With the decision in the ledger.
+    with pytest.raises(Killed):  # The decision is in the ledger.
         shop.publish(writer_id="run-1", client=shop.dying(2, applied=True))
     shop.set_flags(shop.group[0], pb.JournalSpec.O_RDONLY)
     with pytest.raises(Killed):  # It has tried three acknowledgements before its own decision.

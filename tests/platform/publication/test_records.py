@@ -1,4 +1,4 @@
-"""Records of ledgers: what is written is read again, and everything else is refused."""
+"""Records of ledgers round-trip, and all other lines are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUMMARIES = st.builds(
 
 
 @given(DECISIONS | SUMMARIES | st.builds(Acknowledgement, NAMES))
-def test_a_record_is_one_line_that_is_read_as_it_was_written(record: Record) -> None:
+def test_a_record_is_one_line_that_round_trips(record: Record) -> None:
     line = record.to_line()
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -31,7 +31,7 @@ def test_a_record_is_one_line_that_is_read_as_it_was_written(record: Record) -> 
 
 
 @given(SUMMARIES)
-def test_versions_that_know_no_summaries_take_one_for_an_acknowledgement_of_nothing(summary: Summary) -> None:
+def test_earlier_versions_read_a_summary_as_an_empty_acknowledgement(summary: Summary) -> None:
     assert json.loads(summary.to_line())["acknowledged"] == ""
 
 
@@ -97,6 +97,6 @@ def test_other_lines_are_refused(line: str, end: bytes) -> None:
 
 
 @pytest.mark.parametrize("time", [float("nan"), float("inf")])
-def test_no_record_is_written_that_cannot_be_read(time: float) -> None:
+def test_unreadable_records_are_not_written(time: float) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         Decision("x", "aa", 1, time, {}).to_line()

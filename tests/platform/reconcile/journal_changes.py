@@ -1,4 +1,4 @@
-"""Changes of journals' specs, and specs that are there, for tests of plans."""
+"""Changes of journals' specs, and existing specs, for tests of plans."""
 
 from __future__ import annotations
 

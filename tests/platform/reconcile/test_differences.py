@@ -13,7 +13,7 @@ def spec(name: str, **fields: Any) -> pb.JournalSpec:
     return pb.JournalSpec(name=name, replication=fields.pop("replication", 1), **fields)
 
 
-def test_differences_name_the_fields_that_differ() -> None:
+def test_differences_name_the_changed_fields() -> None:
     old = spec("a/one", fragment=pb.JournalSpec.Fragment(length=1024, compression_codec=pb.GZIP, stores=["file:///"]))
     new = spec("a/one", fragment=pb.JournalSpec.Fragment(length=2048, compression_codec=pb.ZSTANDARD), replication=3)
     new.fragment.flush_interval.FromSeconds(60)

@@ -1,4 +1,4 @@
-"""Specs of journals: suspensions that are kept, names that nest, and prefixes."""
+"""Specs of journals: kept suspensions, nested names, and prefixes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.platform.reconcile.journal_changes import delete, present, upsert
 
 
 def test_a_suspended_journal_stays_suspended() -> None:
-    """Without its offset, an empty journal would begin at 0 again."""
+    """Without its offset, an empty journal would start at 0 again."""
     suspended = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.FULL, offset=77)
     there = present(("a/one", 7, {"suspend": suspended}), ("a/two", 8, {"suspend": suspended}))
     woken = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.PARTIAL, offset=99)
@@ -23,7 +23,7 @@ def test_a_suspended_journal_stays_suspended() -> None:
     assert two.spec.suspend == woken
 
 
-def test_labels_of_forks_stay_unless_a_tree_gives_them() -> None:
+def test_labels_of_forks_are_kept_unless_a_tree_sets_them() -> None:
     known = label_set({FORK_HOLD: "0/b/fork", "region": "eu"})
     there = present(("a/one", 7, {"labels": known}), ("a/two", 8, {"labels": known}))
     wanted = [upsert("a/one", labels=label_set(region="us")), upsert("a/two", labels=label_set({FORK_HOLD: "0/c"}))]
@@ -33,13 +33,13 @@ def test_labels_of_forks_stay_unless_a_tree_gives_them() -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [("a/b", "a/b/c"), ("a/b/c", "a/b")])
-def test_a_journal_with_which_a_new_one_would_nest_is_deleted_in_a_transaction_before(old: str, new: str) -> None:
+def test_a_journal_that_would_nest_with_a_new_one_is_deleted_first(old: str, new: str) -> None:
     plan = make_plan(JOURNALS, [delete(old), delete("z/last"), upsert(new)], present((old, 1), ("z/last", 2)))
     names = [[step.name for step in steps] for steps in plan.transactions(128)]
     assert names == [[old], [new, "z/last"]]
 
 
-def test_a_prefix_moves_upserts_and_deletions() -> None:
+def test_a_prefix_applies_to_upserts_and_deletions() -> None:
     moved = under_prefix([upsert("a/one"), delete("a/two")], "rerun/")
     assert [change.upsert.name or change.delete for change in moved] == ["rerun/a/one", "rerun/a/two"]
     with pytest.raises(InvalidInput, match="must end with a slash"):

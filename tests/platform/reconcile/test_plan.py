@@ -11,7 +11,7 @@ from coranto.wire import protocol_pb2 as pb
 from tests.platform.reconcile.journal_changes import delete, present, upsert
 
 
-def test_a_plan_tells_new_changed_and_unchanged_journals_apart() -> None:
+def test_a_plan_distinguishes_new_changed_and_unchanged_journals() -> None:
     there = present(("a/same", 3), ("a/other", 4, {"replication": 2}), ("b/elsewhere", 5))
     plan = make_plan(JOURNALS, at_any_revision([upsert("a/new"), upsert("a/same"), upsert("a/other")]), there)
     assert [(step.name, step.action) for step in plan.steps] == [
@@ -24,13 +24,13 @@ def test_a_plan_tells_new_changed_and_unchanged_journals_apart() -> None:
     assert plan.conflicts == ()
 
 
-def test_every_change_expects_the_revision_at_which_it_was_compared() -> None:
+def test_every_change_expects_the_compared_revision() -> None:
     there = present(("a/one", 7), ("a/two", 8))
     plan = make_plan(JOURNALS, [upsert("a/one", revision=-1, replication=2), delete("a/two"), upsert("a/new")], there)
     assert [step.change.expect_mod_revision for step in plan.steps] == [7, 8, 0]
 
 
-def test_a_revision_that_is_not_the_present_one_is_a_conflict() -> None:
+def test_a_revision_other_than_the_present_one_is_a_conflict() -> None:
     there = present(("a/one", 7), ("a/two", 8))
     wanted = [upsert("a/one", replication=2), upsert("a/two", revision=5, replication=2), upsert("a/new", revision=5)]
     assert make_plan(JOURNALS, wanted, there).conflicts == (
@@ -40,7 +40,7 @@ def test_a_revision_that_is_not_the_present_one_is_a_conflict() -> None:
     )
 
 
-def test_what_is_in_effect_already_needs_nothing_whatever_its_revision() -> None:
+def test_specs_already_in_effect_need_no_change_at_any_revision() -> None:
     """So a document can be applied again after an interruption."""
     plan = make_plan(
         JOURNALS,
@@ -56,7 +56,7 @@ def test_a_spec_that_is_named_twice_is_refused() -> None:
         make_plan(JOURNALS, [upsert("a/one"), delete("a/one")], {})
 
 
-def test_the_digest_is_that_of_the_wanted_specs_alone() -> None:
+def test_the_digest_depends_only_on_the_wanted_specs() -> None:
     wanted = [upsert("a/one"), upsert("a/two")]
     suspended = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.FULL, offset=77)
     there = present(("a/one", 3, {"suspend": suspended}), ("a/two", 4))
@@ -65,7 +65,7 @@ def test_the_digest_is_that_of_the_wanted_specs_alone() -> None:
     assert fresh.digest != make_plan(JOURNALS, [upsert("a/one"), upsert("a/two", replication=2)], {}).digest
 
 
-def test_nothing_that_the_document_does_not_name_is_touched_unless_pruning_is_asked_for() -> None:
+def test_journals_that_the_document_does_not_name_change_only_with_pruning() -> None:
     there = present(("shop/kept", 3), ("shop/left", 4), ("other/one", 5))
     assert make_plan(JOURNALS, [upsert("shop/kept")], there).due == ()
     plan = make_plan(JOURNALS, [upsert("shop/kept")], there, prune=parse_selector("name:prefix=shop/"))
@@ -74,13 +74,13 @@ def test_nothing_that_the_document_does_not_name_is_touched_unless_pruning_is_as
     assert step.change == delete("shop/left", 4)
 
 
-def test_pruning_selects_by_labels_too() -> None:
+def test_pruning_can_select_by_labels() -> None:
     there = present(("a/one", 3, {"labels": label_set({"app": "shop"})}), ("a/two", 4))
     plan = make_plan(JOURNALS, [upsert("b/one")], there, prune=parse_selector("app=shop"))
     assert [step.name for step in plan.due if step.pruned] == ["a/one"]
 
 
-def test_pruning_passes_by_journals_that_programs_make_and_delete_themselves() -> None:
+def test_pruning_skips_journals_that_programs_manage() -> None:
     of_programs = [
         {MANAGED_BY: PUBLICATIONS},
         {MANAGED_BY: MESSAGE_TYPES},

@@ -14,7 +14,7 @@ SpecAction = Callable[[], None]
 
 
 class MemorySpecs:
-    """Specs as etcd has them. `before` and `after` have what happens around each transaction, by its number from 0."""
+    """Specs as in etcd. `before` and `after` have actions around each transaction, by its number from 0."""
 
     def __init__(self) -> None:
         self.journals: dict[str, PresentSpec] = {}
@@ -65,18 +65,18 @@ def fail(error: Exception) -> SpecAction:
 
 
 class Run:
-    """A reconciler, and the steps that it told of."""
+    """A reconciler, and the steps that it reported."""
 
     def __init__(self, specs: MemorySpecs, wanted: Sequence[Change], size: int = 0, prune: str = "") -> None:
         selector = parse_selector(prune) if prune else None
         self.reconciler = SpecReconciler(JOURNALS, specs, wanted, source="the tree", size=size, prune=selector)
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     async def __call__(self) -> SpecPlan:
-        def tell(steps: Sequence[SpecStep]) -> None:
-            self.told += [f"{step.action.value} {step.name}" for step in steps]
+        def report(steps: Sequence[SpecStep]) -> None:
+            self.reported += [f"{step.action.value} {step.name}" for step in steps]
 
-        return await self.reconciler.apply(await self.reconciler.plan(), tell)
+        return await self.reconciler.apply(await self.reconciler.plan(), report)
 
 
 async def test_more_changes_than_a_transaction_holds_are_applied_in_several() -> None:
@@ -84,9 +84,9 @@ async def test_more_changes_than_a_transaction_holds_are_applied_in_several() ->
     run = Run(specs, tree(300))
     plan = await run()
     assert [len(each) for each in specs.transactions] == [100, 100, 100]
-    assert len(run.told) == len(plan.due) == len(specs.journals) == 300
+    assert len(run.reported) == len(plan.due) == len(specs.journals) == 300
     await Run(specs, tree(300))()
-    assert len(specs.transactions) == 3, "nothing was left to do"
+    assert len(specs.transactions) == 3, "no change was left"
 
 
 async def test_after_an_interruption_the_same_tree_continues_with_the_rest() -> None:
@@ -98,7 +98,7 @@ async def test_after_an_interruption_the_same_tree_continues_with_the_rest() -> 
     rest = Run(specs, tree(300))
     await rest()
     assert [len(each) for each in specs.transactions] == [100, 100, 100]
-    assert rest.told[0] == "create a/0100"
+    assert rest.reported[0] == "create a/0100"
 
 
 async def test_concurrent_changes_are_compared_again() -> None:
@@ -109,10 +109,10 @@ async def test_concurrent_changes_are_compared_again() -> None:
     plan = await run()
     (changed,) = (step for step in plan.steps if step.name == "a/0001")
     assert changed.differences == ("replication: 5 → 1",)
-    assert sorted(run.told) == ["create a/0000", "create a/0002", "update a/0001"]
+    assert sorted(run.reported) == ["create a/0000", "create a/0002", "update a/0001"]
 
 
-async def test_a_suspension_that_comes_between_comparison_and_apply_is_kept() -> None:
+async def test_a_suspension_between_comparison_and_apply_is_kept() -> None:
     specs = MemorySpecs()
     specs.put("a/0000", replication=3)
 
@@ -127,13 +127,13 @@ async def test_a_suspension_that_comes_between_comparison_and_apply_is_kept() ->
     )
 
 
-async def test_a_journal_that_somebody_else_creates_meanwhile_is_a_conflict_if_it_is_to_be_new() -> None:
+async def test_a_concurrently_created_journal_is_a_conflict_if_it_must_be_new() -> None:
     specs = MemorySpecs()
     specs.before[1] = lambda: specs.put("a/0", replication=3)
     run = Run(specs, [upsert("b/0"), upsert("a/0")], size=1)
     with pytest.raises(CorantoError, match=r"a/0 exists already, at revision .* The first 1 of 2 changes were applied"):
         await run()
-    assert run.told == ["create b/0"]
+    assert run.reported == ["create b/0"]
 
 
 async def test_a_conflict_known_at_the_start_is_reported_before_anything_is_applied() -> None:
@@ -146,16 +146,16 @@ async def test_a_conflict_known_at_the_start_is_reported_before_anything_is_appl
     assert specs.transactions == []
 
 
-async def test_an_answer_that_got_lost_is_found_out() -> None:
+async def test_a_lost_answer_is_resolved_by_comparing_again() -> None:
     specs = MemorySpecs()
     specs.after[0] = fail(ApplyOutcomeUnknown("apply: connection lost"))
     run = Run(specs, tree(200))
     plan = await run()
     assert [len(each) for each in specs.transactions] == [100, 100]
-    assert len(run.told) == len(plan.due) == 200
+    assert len(run.reported) == len(plan.due) == 200
 
 
-async def test_it_gives_up_when_others_are_always_faster() -> None:
+async def test_reconciling_gives_up_after_repeated_concurrent_changes() -> None:
     specs = MemorySpecs()
     specs.put("a/0000", replication=3)
     specs.before = {number: lambda: specs.put("a/0000", replication=5) for number in range(100)}
@@ -164,13 +164,13 @@ async def test_it_gives_up_when_others_are_always_faster() -> None:
     assert specs.tried == 5
 
 
-async def test_pruned_journals_are_in_the_result_though_no_longer_in_the_tree() -> None:
+async def test_pruned_journals_are_in_the_result_although_not_in_the_tree() -> None:
     specs = MemorySpecs()
     specs.put("a/left", replication=3)
     specs.put("b/left", replication=3)
     specs.before[0] = fail(EtcdTransactionFailed("apply"))
     run = Run(specs, tree(1), prune="name:prefix=a/")
     plan = await run()
-    assert run.told == ["create a/0000", "delete a/left"]
+    assert run.reported == ["create a/0000", "delete a/left"]
     assert [step.name for step in plan.due if step.pruned] == ["a/left"]
     assert sorted(specs.journals) == ["a/0000", "b/left"]

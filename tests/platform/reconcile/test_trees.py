@@ -18,7 +18,7 @@ children: [{name: shop/orders}]
 """
 
 
-async def test_journals_of_the_groups_that_the_tree_does_not_name_are_to_be_deleted_below_the_prefix_only() -> None:
+async def test_unnamed_journals_of_the_groups_are_deleted_only_below_the_prefix() -> None:
     async with FakeBroker() as broker, JournalClient(broker.endpoint) as client:
         for name in ("rerun/shop/left", "shop/left", "rerun/other/left"):
             broker.create(name)
@@ -31,6 +31,6 @@ async def test_journals_of_the_groups_that_the_tree_does_not_name_are_to_be_dele
         assert [(step.action.value, step.name) for step in plan.due] == [("create", "shop/orders")]
 
 
-async def test_text_that_is_no_tree_is_refused() -> None:
+async def test_text_that_is_not_a_tree_is_refused() -> None:
     with pytest.raises(InvalidInput):
         tree_reconciler(JournalClient("127.0.0.1:1"), "name: [")

@@ -1,4 +1,4 @@
-"""Damage tables in virtual time: what a plan says does not depend on when it is made, and its advice is followed."""
+"""Damage tables in virtual time: a plan does not depend on the time it is made, and its advice is followed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coranto.testing.sim.loop import SimLoop, simulated
 HOUR = 3600.0
 
 
-def told(plan: Plan) -> tuple[list[StepKind], list[str]]:
+def kinds_of(plan: Plan) -> tuple[list[StepKind], list[str]]:
     """Return the kinds of a plan's steps and losses."""
     return [step.kind for step in plan.steps], [loss.kind for loss in plan.losses]
 
@@ -24,24 +24,24 @@ async def plans_at_all_times(
     listed: float,
     meanwhile: Callable[[], Awaitable[object]],
 ) -> Plan:
-    """Plan at once, after brokers have listed their stores again, and an hour later. Return the first plan.
+    """Plan immediately, after brokers have listed their stores again, and an hour later. Return the first plan.
 
-    All have to say the same, and have the same hash. Stores are listed within `listed` seconds. `meanwhile` runs before
+    All plans must be equal and have the same hash. Stores are listed within `listed` seconds. `meanwhile` runs before
     each later plan.
     """
-    at_once = await plan()
-    assert told(at_once) == expected, at_once
+    immediate = await plan()
+    assert kinds_of(immediate) == expected, immediate
     for wait in (listed, HOUR):
         await asyncio.sleep(wait)
         await meanwhile()
         later = await plan()
-        assert told(later) == expected, later
-        assert later.hash == at_once.hash, (later, at_once)
-    return at_once
+        assert kinds_of(later) == expected, later
+        assert later.hash == immediate.hash, (later, immediate)
+    return immediate
 
 
 def assert_succeeded(done: Recovery) -> None:
-    """Assert that a recovery has done all, and left a sound state."""
+    """Assert that a recovery has completed all steps, and left a sound state."""
     left = [result.problem for result in done.results], done.remaining.steps, done.report and done.report.errors
     assert done.succeeded, left
 

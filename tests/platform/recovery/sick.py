@@ -1,4 +1,4 @@
-"""Subjects of recoveries for tests."""
+"""Fake doctors for tests of recoveries."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from coranto.errors import CorantoError
 from coranto.recovery import Diagnosis, Loss, RecoveryStep, Remark, StepKind
 
 
-class Sick:
-    """Things that are sick, and heal when their step is taken."""
+class FakeDoctor:
+    """A doctor of named subjects, each cured by one step."""
 
     def __init__(self, *names: str, kind: StepKind = StepKind.RESET_HEAD, losses: tuple[Loss, ...] = ()) -> None:
         self.names = list(names)

@@ -38,7 +38,7 @@ class Listed:
         return [FragmentInfo(each, "") for each in self.contents]
 
     async def kept_content(self, fragment: Fragment) -> None:
-        """Brokers of an earlier version know no content by its SHA-1."""
+        """Return nothing, as brokers of an earlier version, which find no content by its SHA-1."""
 
     async def read(self, journal: str, offset: int, **options: object) -> AsyncGenerator[Chunk]:
         for fragment, content in self.contents.items():
@@ -49,7 +49,9 @@ class Listed:
 @pytest.mark.parametrize(
     ("broker_has", "store_has", "restored"), [(True, False, True), (False, False, False), (True, True, False)]
 )
-async def test_only_what_a_store_has_lost_and_a_broker_has_is_stored_again(tmp_path, broker_has, store_has, restored):
+async def test_only_content_that_the_store_lacks_and_a_broker_has_is_restored(
+    tmp_path, broker_has, store_has, restored
+):
     stores = StoreRegistry(tmp_path)
     contents = [bytes([65 + number]) * SIZE for number in range(3)]
     first, second, live = [

@@ -1,4 +1,4 @@
-"""Diagnoses of several journals at once."""
+"""Concurrent diagnoses of several journals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coranto.recovery.diagnosing import diagnosed
 from coranto.wire import protocol_pb2 as pb
 
 
-async def test_a_journal_that_waits_does_not_hold_up_the_others_and_the_order_stays() -> None:
+async def test_a_waiting_journal_does_not_delay_others_and_the_order_is_kept() -> None:
     others = asyncio.Event()
 
     async def examine(info: JournalInfo) -> Diagnosis:

@@ -7,7 +7,7 @@ import pytest
 from coranto.audit import Report
 from coranto.audit.report import Depth
 from coranto.recovery import NotApproved, StepKind, carry_out, make_plan
-from tests.platform.recovery.sick import Sick
+from tests.platform.recovery.sick import FakeDoctor
 
 
 async def audit() -> Report:
@@ -15,7 +15,7 @@ async def audit() -> Report:
 
 
 async def test_only_the_approved_plan_is_carried_out():
-    doctor = Sick("a")
+    doctor = FakeDoctor("a")
     approved = (await make_plan([doctor])).hash
     doctor.names.append("b")
 
@@ -31,16 +31,16 @@ async def test_only_the_approved_plan_is_carried_out():
         await carry_out([doctor], refused.value.plan.hash)  # Approved twice.
 
 
-async def test_a_step_that_fails_stops_later_steps_of_its_subject_and_no_others():
-    heads, shards = Sick("a", "b"), Sick("a", "c", kind=StepKind.UNASSIGN_SHARD)
+async def test_a_failed_step_stops_only_later_steps_of_its_subject():
+    heads, shards = FakeDoctor("a", "b"), FakeDoctor("a", "c", kind=StepKind.UNASSIGN_SHARD)
     heads.failing.add("a")
-    told, doing = [], []
+    reported, doing = [], []
 
     done = await carry_out(
         [heads, shards],
         (await make_plan([heads, shards])).hash,
         verify=audit,
-        on_result=told.append,
+        on_result=reported.append,
         on_progress=doing.append,
     )
 
@@ -52,7 +52,7 @@ async def test_a_step_that_fails_stops_later_steps_of_its_subject_and_no_others(
         "an earlier step of it failed",
         "",
     ]
-    assert told == list(done.results)
+    assert reported == list(done.results)
     assert doing == [
         "examining everything again",
         *(f"step {number} of 4: heal {name}" for number, name in enumerate("abac", 1)),

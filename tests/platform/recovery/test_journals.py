@@ -1,4 +1,4 @@
-"""Good copies that recovery finds: in stores, and in the caches and spools of real brokers.
+"""Intact copies that recovery finds: in stores, and in the caches and spools of real brokers.
 
 The damage table on real brokers is in `tests/orchestration/verification/test_damage_table.py`.
 """
@@ -66,12 +66,12 @@ class Journal:
         spec.fragment.stores.append("file:///")
         spec.fragment.refresh_interval.FromSeconds(refresh_seconds)
         await self.client.apply([pb.ApplyRequest.Change(upsert=spec)])
-        for number in range(fragments + 1):  # The last one stays with the brokers.
+        for number in range(fragments + 1):  # The last one is not stored.
             await self.client.append(self.name, bytes([65 + number]) * SIZE, retry_timeout=60)
         return await self.stored(fragments)
 
     async def stored(self, count: int) -> list[Fragment]:
-        """Wait until the index knows exactly `count` stored fragments, and return them."""
+        """Wait until the index has exactly `count` stored fragments, and return them."""
         async with asyncio.timeout(60):
             while True:
                 listed = [info.fragment for info in await self.client.fragments(self.name)]
@@ -88,7 +88,7 @@ class Journal:
                 await asyncio.sleep(0.05)
 
     async def known_only_locally(self, fragment: Fragment) -> None:
-        """Wait until its brokers have the content, and know of no file in a store."""
+        """Wait until its brokers have the content, and list no stored file."""
         async with asyncio.timeout(60):
             while True:
                 listed = [info.fragment for info in await self.client.fragments(self.name)]
@@ -130,10 +130,10 @@ async def test_a_sound_journal_has_an_empty_plan(cluster, client):
     assert (await journal.plan()).is_empty
 
 
-async def test_a_damaged_fragment_comes_back_from_a_brokers_copy(cluster, client):
+async def test_a_damaged_fragment_is_restored_from_a_brokers_copy(cluster, client):
     journal = Journal(cluster, client, "flipped/r3", 3)
     fragments = await journal.create()
-    # Every broker of the journal has served it without a local file, so each has it in its cache.
+    # Every broker of the journal has served the fragment without a local file, so each one has it in its cache.
     await journal.dropped(fragments[1])
     for endpoint in (await journal.info()).route.endpoints:
         async with JournalClient(endpoint, route_cache=0) as broker:
@@ -156,7 +156,7 @@ async def test_a_damaged_fragment_comes_back_from_a_brokers_copy(cluster, client
     assert (await audit_journal(client, journal.stores, journal.name)).sound
 
 
-async def test_a_deleted_fragment_comes_back_from_a_spool_that_still_has_it(cluster, client):
+async def test_a_deleted_fragment_is_restored_from_a_spool(cluster, client):
     journal = Journal(cluster, client, "spool/r1", 1)
     fragments = await journal.create(refresh_seconds=3600)  # Brokers keep their files until they have listed the store.
     lost = journal.path(fragments[1])
@@ -171,7 +171,7 @@ async def test_a_deleted_fragment_comes_back_from_a_spool_that_still_has_it(clus
     assert lost.read_bytes() == b"B" * SIZE
 
 
-async def test_a_fragment_comes_back_from_another_store(cluster, client):
+async def test_a_fragment_is_restored_from_another_store(cluster, client):
     journal = Journal(cluster, client, "stores/both", 1)
     fragments = await journal.create()
     info = await journal.info()
@@ -182,7 +182,7 @@ async def test_a_fragment_comes_back_from_another_store(cluster, client):
     plan = Plan((), (), ())
     async with asyncio.timeout(60):
         while not plan.steps:
-            # Brokers that list again meanwhile know the copy instead, and nothing is missing.
+            # If brokers list the stores before the plan, they find the copy, and nothing is missing.
             copy.parent.mkdir(parents=True, exist_ok=True)
             if lost.exists():
                 lost.rename(copy)
@@ -202,7 +202,7 @@ async def test_a_selector_that_matches_nothing_is_refused(client, cluster):
         await make_plan([JournalDoctor(client, StoreRegistry(cluster.file_root), "name=no/such/journal")])
 
 
-async def test_content_that_a_store_loses_again_and_again_comes_back_from_its_brokers_spool(cluster, client):
+async def test_content_lost_repeatedly_by_a_store_is_restored_from_the_spool(cluster, client):
     journal = Journal(cluster, client, "again/r1", 1)
     fragments = await journal.create(refresh_seconds=3600)
     lost = journal.path(fragments[1])
@@ -222,7 +222,7 @@ async def test_content_that_a_store_loses_again_and_again_comes_back_from_its_br
 
 
 async def flipped(journal: Journal, *numbers: int) -> JournalDoctor:
-    """Damage stored fragments for good, once an audit has seen them, and return a doctor of the journal."""
+    """Damage stored fragments permanently, after an audit has seen them, and return a doctor of the journal."""
     fragments = await journal.create(fragments=4)
     doctor = journal.doctor()
     assert (await doctor.audit()).sound
@@ -233,7 +233,7 @@ async def flipped(journal: Journal, *numbers: int) -> JournalDoctor:
 
 
 @pytest.mark.exhaustive
-async def test_a_recovery_that_was_killed_is_approved_anew_and_ends_the_same(cluster, client):
+async def test_a_killed_recovery_needs_a_new_approval_and_has_the_same_result(cluster, client):
     journal = Journal(cluster, client, "night/killed", 1)
     doctor = await flipped(journal, 1, 2)
     plan = await make_plan([doctor])
@@ -257,7 +257,7 @@ async def test_a_recovery_that_was_killed_is_approved_anew_and_ends_the_same(clu
 
 
 @pytest.mark.exhaustive
-async def test_two_recoveries_at_once_end_as_one_does(cluster, client):
+async def test_concurrent_recoveries_have_the_result_of_one(cluster, client):
     journal = Journal(cluster, client, "night/twice", 1)
     doctor = await flipped(journal, 1)
     plan = await make_plan([doctor])
@@ -290,7 +290,7 @@ async def test_a_loss_after_the_approval_is_not_accepted(cluster, client):
     assert [(loss.begin, loss.end) for loss in done.remaining.losses] == [(SIZE, 2 * SIZE), (2 * SIZE, 3 * SIZE)]
 
 
-async def test_a_file_that_somebody_has_made_good_meanwhile_is_not_set_aside(cluster, client):
+async def test_a_file_restored_after_the_plan_is_not_set_aside(cluster, client):
     journal = Journal(cluster, client, "night/copy", 1)
     doctor = await flipped(journal, 1)
     plan = await make_plan([doctor])
@@ -302,7 +302,7 @@ async def test_a_file_that_somebody_has_made_good_meanwhile_is_not_set_aside(clu
     assert (await doctor.audit()).sound
 
 
-async def forgotten(journal: Journal, fragment: Fragment) -> None:
+async def removed_from_indexes(journal: Journal, fragment: Fragment) -> None:
     """Wait until every broker has listed the store without the fragment."""
     for endpoint in (await journal.info()).route.endpoints:
         async with JournalClient(endpoint, route_cache=0) as broker:
@@ -317,7 +317,7 @@ Found = TypeVar("Found")
 
 
 async def eventually(find: Callable[[], Awaitable[Found]], holds: Callable[[Found], bool]) -> Found:
-    """Return what is found once it holds."""
+    """Return the result of `find` as soon as it satisfies `holds`."""
     async with asyncio.timeout(60):
         while True:
             if holds(found := await find()):
@@ -325,8 +325,8 @@ async def eventually(find: Callable[[], Awaitable[Found]], holds: Callable[[Foun
             await asyncio.sleep(0.1)
 
 
-async def test_a_fragment_that_brokers_forgot_comes_back_from_a_cache(cluster, client):
-    """The audit remembers it, and its broker has it in its cache by its SHA-1."""
+async def test_a_fragment_missing_from_all_indexes_is_restored_from_a_cache(cluster, client):
+    """The audit has its record, and its broker has it in its cache by its SHA-1."""
     journal = Journal(cluster, client, "forgotten/r1", 1)
     fragments = await journal.create()
     assert (await journal.doctor().audit()).sound
@@ -336,13 +336,13 @@ async def test_a_fragment_that_brokers_forgot_comes_back_from_a_cache(cluster, c
     lost = journal.path(fragments[1])
     lost.unlink()
 
-    at_once = await make_plan([journal.doctor()])
-    assert [(step.kind, step.facts["begin"]) for step in at_once.steps] == [(StepKind.RESTORE_FRAGMENT, SIZE)]
-    await forgotten(journal, fragments[1])
+    immediate = await make_plan([journal.doctor()])
+    assert [(step.kind, step.facts["begin"]) for step in immediate.steps] == [(StepKind.RESTORE_FRAGMENT, SIZE)]
+    await removed_from_indexes(journal, fragments[1])
     later = await make_plan([journal.doctor()])
-    assert (later.steps, later.losses) == (at_once.steps, ())
-    assert later.hash == at_once.hash, "the damage is the same"
-    done = await carry_out([journal.doctor()], at_once.hash, verify=journal.doctor().audit)
+    assert (later.steps, later.losses) == (immediate.steps, ())
+    assert later.hash == immediate.hash, "the damage is the same"
+    done = await carry_out([journal.doctor()], immediate.hash, verify=journal.doctor().audit)
     assert done.succeeded, done
     assert lost.read_bytes() == b"B" * SIZE
 
@@ -360,7 +360,7 @@ async def test_a_loss_is_approved_by_the_first_plan_and_names_the_file(cluster, 
     assert (loss.kind, loss.begin, loss.end) == ("content_lost", SIZE, 2 * SIZE)
     assert (loss.store, loss.file, loss.sum) == ("file:///", fragments[1].content_path, fragments[1].sum.hex())
     assert (await make_plan([journal.doctor()])).hash == plan.hash
-    await forgotten(journal, fragments[1])
+    await removed_from_indexes(journal, fragments[1])
     assert (await make_plan([journal.doctor()])).hash == plan.hash
     for read in (client.read_all(journal.name, 0, 4 * SIZE), client.read_all(journal.name, SIZE + 1, 2 * SIZE)):
         with pytest.raises(ContentGone) as gone:
@@ -375,13 +375,13 @@ async def test_a_loss_is_approved_by_the_first_plan_and_names_the_file(cluster, 
     async def offsets() -> list[int]:
         try:
             return [chunk.offset async for chunk in client.read(journal.name, 0)]
-        except OffsetNotYetAvailable:  # Brokers know neither the end of the gap nor the file for a moment.
+        except OffsetNotYetAvailable:  # Brokers have neither the end of the gap nor the file for a moment.
             return []
 
     await eventually(offsets, lambda found: found[:3] == [0, SIZE, 2 * SIZE])
 
 
-async def test_a_journal_that_was_deleted_by_accident_comes_back_by_the_advice_of_its_plan(cluster, client):
+async def test_a_deleted_journal_is_restored_by_the_advice_of_its_plan(cluster, client):
     journal = Journal(cluster, client, "accident/r1", 1)
     await journal.create()
     assert (await journal.doctor().audit()).sound

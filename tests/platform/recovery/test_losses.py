@@ -1,4 +1,4 @@
-"""The journals whose recovery mends what an audit of a fork finds."""
+"""The journals whose recovery resolves an audit's findings about a fork."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def restore(fragment: Fragment) -> RecoveryStep:
     return RecoveryStep(StepKind.RESTORE_FRAGMENT, fragment.journal, "put it back", facts=facts)
 
 
-def test_a_step_for_the_source_mends_the_fork() -> None:
+def test_a_step_for_the_source_resolves_findings_of_the_fork() -> None:
     for kind in (Kind.CONTENT_LOST, Kind.FRAGMENT_MISSING, Kind.CONTENT_DIFFERS):
         assert is_mended(finding(kind, 0, 100, SHARED), [restore(SHARED)], FOLDERS)
     own = Fragment("a/source", 100, 200, bytes(20), Codec.NONE, STORE, 1)
-    lost = finding(Kind.CONTENT_LOST, 100, 200)  # Offsets that both have, each its own.
+    lost = finding(Kind.CONTENT_LOST, 100, 200)  # Offsets that both have, with separate content.
     assert not is_mended(lost, [restore(own)], FOLDERS)
     assert not is_mended(finding(Kind.CONTENT_LOST, 0, 150), [restore(SHARED)], FOLDERS)
 
 
-def test_a_fork_alone_neither_sets_aside_nor_gives_up_what_it_shares() -> None:
+def test_recovery_of_a_fork_neither_sets_aside_nor_accepts_loss_of_shared_content() -> None:
     other = Fragment("b/fork", 100, 200, bytes(20), Codec.NONE, STORE, 1)
     errors = [finding(Kind.CONTENT_DIFFERS, 0, 100, SHARED), finding(Kind.CONTENT_DIFFERS, 100, 200, other)]
     report = Report("name=b/fork", Depth.DEEP, 0, 1, findings=errors)
@@ -53,6 +53,6 @@ def test_a_fork_alone_neither_sets_aside_nor_gives_up_what_it_shares() -> None:
     lost = finding(Kind.CONTENT_LOST, 20, 30)
     assert owners_elsewhere(lost, ALONE) == ["a/source"]
     assert owners_elsewhere(lost, FOLDERS) == []
-    assert owners_elsewhere(finding(Kind.CONTENT_LOST, 20, 130), ALONE) == []  # A part is its own.
+    assert owners_elsewhere(finding(Kind.CONTENT_LOST, 20, 130), ALONE) == []  # Part of it is the fork's own.
     assert owners_elsewhere(finding(Kind.CONTENT_LOST, 120, 130), ALONE) == []
     assert owners_elsewhere(finding(Kind.HEAD_FELL, 120, 130, journal="c/gone"), ALONE) == []

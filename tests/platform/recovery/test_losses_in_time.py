@@ -1,7 +1,7 @@
-"""The damage table of journals in virtual time: what a plan says does not depend on when it is made.
+"""The damage table of journals in virtual time: a plan does not depend on the time it is made.
 
-Each kind of damage is planned at once, after brokers have listed their stores again, and an hour later. Then the advice
-of the first plan is followed literally: its hash is approved, or the file that a loss names is put back.
+Each kind of damage is planned immediately, after brokers have listed their stores again, and an hour later. Then the
+advice of the first plan is followed literally: its hash is approved, or the file that a loss names is restored.
 `tests/consumers/recovery/test_losses_in_time.py` has the rows of consumers, and
 `tests/orchestration/verification/test_damage_table.py` the table on real brokers.
 """
@@ -43,7 +43,7 @@ async def plan_of(journal: Damaged) -> Plan:
 
 
 async def read_through_broker(journal: Damaged) -> None:
-    """Let a broker have all stored content in its cache, and not in its spools."""
+    """Load all stored content into a broker's cache, and wait until its spools have none."""
     await asyncio.sleep(30)
     async for _ in journal.client.read(J, 0, end_offset=journal.objects[-1].fragment.end, direct=False):
         pass
@@ -102,7 +102,7 @@ async def wipe_all_disks(journal: Damaged) -> None:
 
 
 async def delete_journal(journal: Damaged) -> None:
-    await journal.cluster.create(journal.spec("shop/other"))  # It is missed as long as another one uses its store.
+    await journal.cluster.create(journal.spec("shop/other"))  # Audits report it while another journal uses its store.
     (info,) = (await journal.client.list(f"name={J}")).journals
     await journal.client.apply([pb.ApplyRequest.Change(delete=J, expect_mod_revision=info.mod_revision)])
     await asyncio.sleep(30)
@@ -136,8 +136,8 @@ async def delete_records(journal: Damaged) -> None:
 async def put_stray(journal: Damaged) -> None:
     far = 1 << 30
     journal.put(Fragment(J, far, far + 4, sum_of(b"fake"), Codec.NONE, STORE_URL), b"fake")
-    await journal.later()  # Before brokers list it, it harms nothing.
-    await asyncio.sleep(90)  # The primary learns of it by its next empty append.
+    await journal.later()  # Brokers have not listed it before, and it has no effect.
+    await asyncio.sleep(90)  # The primary detects it with its next empty append.
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Row:
     losses: list[str]
     """The kinds of the losses."""
     stored: bool = True
-    """True if putting the files that the losses name into the store makes everything good."""
+    """True if restoring the files that the losses name repairs everything."""
 
 
 LOSS = str(Kind.CONTENT_LOST)
@@ -177,7 +177,7 @@ ROWS = [
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Damaged], Coroutine[Any, Any, None]]], None]:
-    """Run a story about a journal on one broker, which an audit has found sound."""
+    """Run a story about a journal on one broker after a first sound audit."""
 
     def run(story: Callable[[Damaged], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
@@ -202,22 +202,24 @@ rows = pytest.mark.parametrize("row", sampled(ROWS, 4), ids=lambda row: row.dama
 
 
 @rows
-def test_a_plan_is_the_same_at_once_and_later_and_its_first_hash_is_approved(played: Any, row: Row) -> None:
+def test_a_plan_does_not_change_with_time_and_its_first_hash_can_be_approved(played: Any, row: Row) -> None:
     async def story(journal: Damaged) -> None:
         async def audit() -> None:
             for finding in (await doctor(journal).audit()).errors:
                 files = finding.facts.get("files", [])
-                assert len(files) == len(set(files)), "the record and the index know the same file"
+                assert len(files) == len(set(files)), "the record and the index have the same file"
 
         await row.damage(journal)
-        at_once = await plans_at_all_times(lambda: plan_of(journal), (row.steps, row.losses), listed=8, meanwhile=audit)
-        for loss in at_once.losses:
+        immediate = await plans_at_all_times(
+            lambda: plan_of(journal), (row.steps, row.losses), listed=8, meanwhile=audit
+        )
+        for loss in immediate.losses:
             if loss.kind == LOSS:
                 assert loss.file.startswith(f"{J}/{loss.begin:016x}-{loss.end:016x}-{loss.sum}")
                 assert loss.store == STORE_URL
         if not row.steps:
             return
-        done = await carry_out([doctor(journal)], at_once.hash, verify=doctor(journal).audit)
+        done = await carry_out([doctor(journal)], immediate.hash, verify=doctor(journal).audit)
         assert_succeeded(done)
         await asyncio.sleep(HOUR)
         assert (await plan_of(journal)).is_empty
@@ -229,7 +231,7 @@ def test_a_plan_is_the_same_at_once_and_later_and_its_first_hash_is_approved(pla
     "row", sampled((row for row in ROWS if row.losses and row.stored), 4), ids=lambda row: row.damage.__name__
 )
 @pytest.mark.parametrize("wait", [0.0, HOUR])
-def test_the_file_that_a_loss_names_makes_everything_good(played: Any, row: Row, wait: float) -> None:
+def test_restoring_the_files_named_by_losses_repairs_everything(played: Any, row: Row, wait: float) -> None:
     async def story(journal: Damaged) -> None:
         await row.damage(journal)
         await asyncio.sleep(wait)
@@ -248,7 +250,7 @@ def named(loss: Loss) -> Fragment:
 
 
 @pytest.mark.parametrize("wait", [0.0, HOUR])
-def test_a_deleted_journal_comes_back_by_the_advice(played: Any, wait: float) -> None:
+def test_a_deleted_journal_is_restored_by_the_advice(played: Any, wait: float) -> None:
     async def story(journal: Damaged) -> None:
         await delete_journal(journal)
         await asyncio.sleep(wait)

@@ -6,15 +6,15 @@ import json
 from dataclasses import fields, replace
 
 from coranto.recovery import Loss, Plan, StepKind, make_plan
-from tests.platform.recovery.sick import Sick
+from tests.platform.recovery.sick import FakeDoctor
 
 
-async def test_a_plan_is_in_the_order_of_its_kinds_and_names_what_is_lost():
+async def test_a_plan_is_ordered_by_kind_and_names_losses():
     plan = await make_plan(
         [
-            Sick("shard", kind=StepKind.UNASSIGN_SHARD),
-            Sick("b", "a"),
-            Sick("a", kind=StepKind.RESTORE_FRAGMENT, losses=(Loss("a", "content_lost", "gone"),)),
+            FakeDoctor("shard", kind=StepKind.UNASSIGN_SHARD),
+            FakeDoctor("b", "a"),
+            FakeDoctor("a", kind=StepKind.RESTORE_FRAGMENT, losses=(Loss("a", "content_lost", "gone"),)),
         ]
     )
 
@@ -29,9 +29,9 @@ async def test_a_plan_is_in_the_order_of_its_kinds_and_names_what_is_lost():
     assert (await make_plan([])).is_empty
 
 
-async def test_a_hash_changes_with_every_step_and_loss_and_with_no_text():
+async def test_a_hash_depends_on_steps_and_losses_but_not_on_texts():
     loss = Loss("a", "content_lost", "gone", begin=3, end=7, file="a/3-7", sum="0a")
-    plan = await make_plan([Sick("a", "b", losses=(loss,))])
+    plan = await make_plan([FakeDoctor("a", "b", losses=(loss,))])
     step = plan.steps[0]
 
     others = [
@@ -51,5 +51,5 @@ async def test_a_hash_changes_with_every_step_and_loss_and_with_no_text():
     assert (
         replace(plan, remarks=()).hash
         == plan.hash
-        == Plan.of([await Sick("a", "b", losses=plan.losses).diagnose()]).hash
+        == Plan.of([await FakeDoctor("a", "b", losses=plan.losses).diagnose()]).hash
     )
