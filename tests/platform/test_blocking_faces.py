@@ -1,4 +1,4 @@
-"""Every public asynchronous class has a blocking form, with the same methods and parameters."""
+"""Every public asynchronous class has a blocking counterpart with the same methods and parameters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FACES = [face for faces in tool.FACES.values() for face in faces]
 BLOCKING = {name: getattr(module, name) for module in PUBLIC for name in module.__all__ if name.startswith("Sync")}
 BLOCKING["SyncShardClient"] = SyncShardClient
 DIFFERENCES = {
-    ("Cluster", "client"): {"name"},  # Blocking clients are told apart by their connections.
+    ("Cluster", "client"): {"name"},  # Blocking clients are distinguished by their connections.
     ("ReaderGroup", "reader"): {"miss_after"},  # `timeout` bounds the wait for each event.
     ("ReaderGroup", "initiate_checkpoint"): {"timeout"},
 }
@@ -54,7 +54,7 @@ def is_asynchronous(member: Any) -> bool:
     return inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
 
 
-def test_every_public_asynchronous_class_has_a_face() -> None:
+def test_every_public_asynchronous_class_has_a_blocking_class() -> None:
     public = {
         name
         for module in PUBLIC
@@ -62,7 +62,7 @@ def test_every_public_asynchronous_class_has_a_face() -> None:
         if inspect.isclass(found := getattr(module, name))
         and any(is_asynchronous(member) for key, member in vars(found).items() if not key.startswith("_"))
     }
-    # Its methods are methods of the client, too, which has a face.
+    # Its methods are also methods of the client, which has a blocking class.
     assert public - {"AppendResult"} <= {face.name for face in FACES}
 
 
@@ -80,14 +80,12 @@ def test_a_blocking_class_has_every_method_with_the_same_parameters(face: Any) -
         assert present ^ wanted == DIFFERENCES.get((face.name, name), set()), name
 
 
-def test_the_generated_faces_are_current(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_generated_classes_are_current(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["generate_blocking.py", "--check"])
     assert tool.main() == 0, capsys.readouterr().err
 
 
-def test_the_check_finds_a_face_that_is_stale(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_check_finds_a_stale_class(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     less = tool.FaceSpec("coranto.client.append.appender", "Appender", {"begin": tool.INTERNAL, "abort": tool.INTERNAL})
     monkeypatch.setattr(tool, "FACES", {"coranto.client.generated.faces": (less,)})
     monkeypatch.setattr(sys, "argv", ["generate_blocking.py", "--check"])
@@ -95,6 +93,6 @@ def test_the_check_finds_a_face_that_is_stale(
     assert "make faces" in capsys.readouterr().err
 
 
-def test_a_face_that_omits_an_unknown_method_is_refused() -> None:
+def test_omitting_an_unknown_method_is_refused() -> None:
     with pytest.raises(SystemExit, match="Appender has no commits"):
         tool.generated_class(tool.FaceSpec("coranto.client.append.appender", "Appender", {"commits": tool.INTERNAL}))

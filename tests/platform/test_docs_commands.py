@@ -1,4 +1,4 @@
-"""Every command that the documents name is there, with the options that they name."""
+"""Every command in the documents exists, with its options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def _console(text: str) -> Iterator[str]:
-    """The commands of a page's console blocks."""
+    """Return the commands of a page's console blocks."""
     for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         for line in re.findall(r"^\$ (.*)$", block, re.MULTILINE):
             for part in re.split(r"\s\|\s", re.split(r"\s+#\s", line)[0]):
@@ -26,7 +26,7 @@ def _console(text: str) -> Iterator[str]:
 
 
 def _inline(text: str) -> Iterator[str]:
-    """The commands that stand in the text: `coranto streams resume`."""
+    """Return the commands within the text, such as `coranto streams resume`."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     for found in re.findall(r"`(coranto [a-z][^`]*)`", prose):
         yield re.sub(r"[\[\]…]", " ", found.replace("\\|", "|"))
@@ -38,12 +38,12 @@ def _commands() -> list[tuple[str, str]]:
     ]
 
 
-def test_there_are_commands_to_look_at() -> None:
+def test_the_documents_have_commands() -> None:
     assert len(_commands()) > 40
 
 
 @pytest.mark.parametrize(("page", "line"), sorted(set(_commands())))
-def test_the_command_is_there(page: str, line: str) -> None:
+def test_the_command_exists(page: str, line: str) -> None:
     words = shlex.split(line)[1:]
     command = typer.main.get_command(_build())
     at = 0

@@ -11,7 +11,7 @@ from coranto.effects import LocalDisk, SystemClock
 DISK = LocalDisk()
 
 
-def test_files_grow_at_their_end_and_can_be_cut(tmp_path: Path) -> None:
+def test_files_are_appended_to_and_can_be_truncated(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "file"
     file = DISK.open(path)
     file.write(b"one")
@@ -28,7 +28,7 @@ def test_files_grow_at_their_end_and_can_be_cut(tmp_path: Path) -> None:
     assert DISK.read(path) == b"onet!?"
 
 
-def test_a_file_is_replaced_as_a_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically_and_leaves_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "file"
     for content in (b"old and long", b"new"):
         DISK.write_atomic(path, content)
@@ -36,7 +36,7 @@ def test_a_file_is_replaced_as_a_whole_and_leaves_nothing_beside_it(tmp_path: Pa
     assert DISK.list(path.parent) == ["file"]
 
 
-def test_what_is_absent_is_no_error_to_list_or_remove(tmp_path: Path) -> None:
+def test_listing_or_removing_an_absent_path_is_not_an_error(tmp_path: Path) -> None:
     nothing = tmp_path / "nothing"
     assert DISK.list(nothing) == []
     DISK.remove(nothing)
@@ -46,7 +46,7 @@ def test_what_is_absent_is_no_error_to_list_or_remove(tmp_path: Path) -> None:
         DISK.read(nothing)
 
 
-def test_a_tree_is_removed_and_what_its_links_lead_to_is_not(tmp_path: Path) -> None:
+def test_a_tree_is_removed_without_the_targets_of_its_links(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     DISK.write_atomic(kept / "file", b"content")
     DISK.write_atomic(tmp_path / "tree" / "deep" / "file", b"content")

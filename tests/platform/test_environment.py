@@ -32,9 +32,9 @@ def run(**settings: str) -> tuple[str, str]:
     return done.stdout.strip(), done.stderr.strip()
 
 
-def test_grpc_knows_the_chosen_settings_and_connects_with_them() -> None:
+def test_grpc_accepts_the_chosen_settings_and_connects_with_them() -> None:
     assert run() == ("-event_engine_client,-event_engine_listener", "")
 
 
-def test_a_user_s_own_choice_is_kept() -> None:
+def test_settings_of_the_user_are_kept() -> None:
     assert run(GRPC_EXPERIMENTS="event_engine_client") == ("event_engine_client", "")

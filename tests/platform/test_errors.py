@@ -1,4 +1,4 @@
-"""The tree of errors: as its page draws it, and one error for each status."""
+"""The hierarchy of errors: as its page draws it, and one error for each status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coranto.wire import protocol_pb2 as pb
 STATUSES = [each for each in pb.Status.values() if each != pb.OK]
 
 
-def test_the_drawn_tree_is_that_of_the_classes() -> None:
+def test_the_drawn_tree_matches_the_classes() -> None:
     parents: list[type] = [CorantoError]
     drawn = set()
     for line in (errors.__doc__ or "").splitlines():
@@ -33,7 +33,7 @@ def test_the_drawn_tree_is_that_of_the_classes() -> None:
 
 
 @pytest.mark.parametrize("status", STATUSES, ids=pb.Status.Name)
-def test_each_status_has_an_error_of_its_own_that_says_what_to_do(status: pb.Status.ValueType) -> None:
+def test_each_status_has_its_own_error_that_says_how_to_fix_it(status: pb.Status.ValueType) -> None:
     found = status_error(status, "append to a/journal", detail="it says more")
     assert type(found) is not UnknownStatus
     assert (found.status, type(found).__base__) == (status, StatusError)
@@ -57,6 +57,6 @@ def test_invalid_input_names_its_field_from_the_outside_in() -> None:
 def test_no_error_is_both_retriable_and_permanent() -> None:
     kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, CorantoError)]
     both = {each for each in kinds if each.retriable and each.permanent}
-    assert both == {errors.RejectedRow}  # An error of a store says at its construction if it is retriable.
+    assert both == {errors.RejectedRow}  # Each error of a store states whether it is retriable.
     rejected = errors.RejectedRow("a value is too long")
     assert (rejected.retriable, rejected.permanent) == (False, True)

@@ -1,4 +1,4 @@
-"""A missing extra is named where it is missed, with the command that installs it."""
+"""A missing extra is reported on use, with the command that installs it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_import_names_the_extra(module: str, extra: str, statement: str) -> N
     assert f"is not installed; it comes with an extra: pip install 'coranto[{extra}]'" in said
 
 
-def test_a_missing_module_is_explained_and_others_are_left_as_they_are() -> None:
+def test_a_missing_module_of_an_extra_is_explained_and_others_are_not() -> None:
     found = explained(ModuleNotFoundError("No module named 'pyspark.sql'", name="pyspark.sql"))
     assert isinstance(found, MissingExtra)
     assert isinstance(found, CorantoError)
@@ -72,7 +72,7 @@ def test_a_missing_module_is_explained_and_others_are_left_as_they_are() -> None
     assert explained(ModuleNotFoundError()).args == ()
 
 
-def test_parts_that_are_there_are_required_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requiring_installed_parts_raises_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for extra in ("broker", "consumers", "spark"):
         require(extra, *PARTS[extra])
     with pytest.raises(MissingExtra, match=r"no_such_module is not installed.*coranto\[lake\]"):

@@ -1,4 +1,4 @@
-"""Ids of journals: what two of them say of the content that both journals have."""
+"""Ids of journals: two ids determine the content that both journals have in common."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ FIRST = first_id("5d3c7a", 0x1F)
 ONCE = fallen_id(FIRST, 4096, 0x2B)
 TWICE = fallen_id(ONCE, 512, 0x9C)
 AGAIN = fallen_id(FIRST, 4096, 0x30)
-"""Of an etcd that was restored from before the first fall."""
+"""The id in an etcd that was restored from before the first fall."""
 
 
-def test_ids_tell_where_heads_fell() -> None:
+def test_ids_contain_the_offsets_to_which_heads_fell() -> None:
     assert (FIRST, ONCE, TWICE) == ("5d3c7a-1f", "5d3c7a-1f_4096.2b", "5d3c7a-1f_4096.2b_512.9c")
     assert (first_id("", 7), fallen_id("", 7, 8)) == ("", "")
     validate_token("label value", f"{TWICE}/shop/orders", 1, 512, symbols=PATH_SYMBOLS)
@@ -39,7 +39,7 @@ def test_ids_tell_where_heads_fell() -> None:
         ("", FIRST, EVERYTHING),
         (FIRST, "", EVERYTHING),
         (FIRST, ONCE, 4096),
-        (ONCE, FIRST, 4096),  # A broker that has not learned of the fall yet.
+        (ONCE, FIRST, 4096),  # A broker that has not seen the fall yet.
         (ONCE, TWICE, 512),
         (FIRST, TWICE, 512),
         (ONCE, AGAIN, 4096),
@@ -51,7 +51,9 @@ def test_ids_tell_where_heads_fell() -> None:
         ("another", "others", None),
     ],
 )
-def test_a_position_is_valid_up_to_where_the_head_fell(known: str, found: str, through: int | None) -> None:
+def test_a_position_is_valid_up_to_the_offset_to_which_the_head_fell(
+    known: str, found: str, through: int | None
+) -> None:
     assert shared_through(known, found) == shared_through(found, known) == through
     assert is_same(known, through or 0, found) == (through is not None)
     if through != EVERYTHING:
@@ -68,13 +70,13 @@ def test_without_ids_create_revisions_decide() -> None:
     assert same_journal(7, FIRST, 5, 8, FIRST), "etcd was restored"
 
 
-def test_a_position_takes_on_the_later_id() -> None:
+def test_a_position_gets_the_later_id() -> None:
     assert latest_id(FIRST, ONCE) == latest_id(ONCE, FIRST) == ONCE
     assert latest_id("", ONCE) == latest_id(ONCE, "") == ONCE
     assert latest_id(ONCE, first_id("a", 1)) == first_id("a", 1)
 
 
-def test_after_many_falls_an_id_begins_again_and_no_earlier_position_is_valid() -> None:
+def test_after_many_falls_an_id_restarts_and_earlier_positions_are_invalid() -> None:
     found = FIRST
     ids = [found := fallen_id(found, 100, revision) for revision in range(1, 100)]
     assert len(set(ids)) == 99
@@ -84,7 +86,7 @@ def test_after_many_falls_an_id_begins_again_and_no_earlier_position_is_valid() 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 60)), min_size=1, max_size=12))
 def test_an_offset_is_valid_exactly_if_its_content_was_kept(falls: list[tuple[int, int]]) -> None:
-    """A journal of numbered bytes: each fall cuts it, and what comes then is new."""
+    """A journal of numbered bytes: each fall truncates it, and later bytes are new."""
     content: list[int] = []
     id_, number, kept = FIRST, 0, []
     for revision, (offset, growth) in enumerate(falls, 1):
@@ -97,7 +99,7 @@ def test_an_offset_is_valid_exactly_if_its_content_was_kept(falls: list[tuple[in
     for known, before in kept:
         for offset in range(len(before) + 1):
             same = before[:offset] == content[:offset]
-            assert same or not is_same(known, offset, id_), "a position that is taken for another passes content over"
+            assert same or not is_same(known, offset, id_), "a wrongly accepted position skips content"
             through = shared_through(known, id_)
             assert through is not None
             assert is_same(known, offset, id_) == (offset <= through)

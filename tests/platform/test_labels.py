@@ -24,7 +24,7 @@ def label_sets(draw: st.DrawFn) -> pb.LabelSet:
 
 
 def _without_mixed_empty(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """An empty value may not stand beside others of its name."""
+    """Omit empty values next to other values of the same name."""
     filled = {name for name, value in pairs if value}
     return [(name, value) for name, value in pairs if value or name not in filled]
 
@@ -55,7 +55,7 @@ def test_a_set_is_sorted_and_unique() -> None:
     assert labels.value_of(found, "zz", "none") == "none"
 
 
-def test_changing_a_set_makes_another() -> None:
+def test_changing_a_set_makes_a_new_set() -> None:
     found = label_set({"aa": "1", "bb": "2"})
     assert labels.as_pairs(labels.with_value(labels.add_value(found, "aa", "0"), "aa", "9")) == (
         ("aa", "9"),
@@ -81,14 +81,14 @@ def test_changing_a_set_makes_another() -> None:
         ([("aa", ""), ("aa", "1")], "labels[1]", "and an empty one"),
     ],
 )
-def test_sets_that_are_not_well_formed(pairs: list[tuple[str, str]], field: str, problem: str) -> None:
+def test_malformed_sets_are_refused(pairs: list[tuple[str, str]], field: str, problem: str) -> None:
     message = pb.LabelSet(labels=[pb.Label(name=name, value=value) for name, value in pairs])
     with pytest.raises(InvalidInput, match=problem) as caught:
         labels.validate_label_set(message)
     assert caught.value.field == field
 
 
-def test_prefixes_belong_in_selectors() -> None:
+def test_prefixes_are_allowed_only_in_selectors() -> None:
     message = pb.LabelSet(labels=[pb.Label(name="aa", value="x", prefix=True)])
     labels.validate_selector(pb.LabelSelector(exclude=message))
     with pytest.raises(InvalidInput, match=r"labels\[0\]\.prefix"):
@@ -107,12 +107,12 @@ def test_prefixes_belong_in_selectors() -> None:
         ([(labels.CONTENT_TYPE, "text/csv"), (labels.MESSAGE_SUBTYPE, "T")], "needs the label app.gazette.dev/message"),
     ],
 )
-def test_labels_that_journals_cannot_have(pairs: list[tuple[str, str]], problem: str) -> None:
+def test_invalid_labels_of_journals_are_refused(pairs: list[tuple[str, str]], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         labels.validate_journal_labels(label_set(pairs))
 
 
-def test_labels_that_journals_can_have() -> None:
+def test_valid_labels_of_journals_are_accepted() -> None:
     labels.validate_journal_labels(
         label_set(
             [
@@ -169,7 +169,7 @@ def test_algebra_against_a_model(left: pb.LabelSet, right: pb.LabelSet) -> None:
 
 
 @given(label_sets(), VALUES, st.data())
-def test_one_label_that_replaces_others(right: pb.LabelSet, value: str, data: st.DataObject) -> None:
+def test_a_label_can_replace_others(right: pb.LabelSet, value: str, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from([label.name for label in right.labels]) if right.labels else NAMES)
     before = pb.LabelSet.FromString(right.SerializeToString())
     result = labels.union(label_set({name: value}), right)
@@ -179,13 +179,13 @@ def test_one_label_that_replaces_others(right: pb.LabelSet, value: str, data: st
 
 
 @given(label_sets(), label_sets())
-def test_algebra_laws(left: pb.LabelSet, right: pb.LabelSet) -> None:
+def test_algebraic_laws_hold(left: pb.LabelSet, right: pb.LabelSet) -> None:
     for result in (labels.union(left, right), labels.intersect(left, right), labels.subtract(left, right)):
         labels.validate_label_set(result)
     assert labels.intersect(left, right) == labels.intersect(right, left)
     assert labels.union(left, left) == left
     assert labels.union(labels.intersect(left, right), labels.subtract(left, right)) == left
-    # Removing what was added from a set that had none of those names gives the set back.
+    # Removing the added labels from a set that had none of these names restores the set.
     fresh = pb.LabelSet(labels=[label for label in right.labels if label.name not in grouped(left)])
     assert labels.subtract(labels.union(left, fresh), fresh) == left
 
@@ -231,13 +231,13 @@ def test_matching_against_a_model(selector: pb.LabelSelector, found: pb.LabelSet
         ("other", False),
     ],
 )
-def test_selecting_a_journal(selector: str, expected: bool) -> None:
+def test_journals_are_selected_by_name_and_labels(selector: str, expected: bool) -> None:
     found = labels.with_meta("flights/events/part-000", label_set({"region": "eu", "team": "data-platform"}))
     assert matches(parse_selector(selector), found) is expected
 
 
 @given(selectors())
-def test_text_round_trip(selector: pb.LabelSelector) -> None:
+def test_selectors_round_trip_through_text(selector: pb.LabelSelector) -> None:
     text = labels.format_selector(selector)
     assert parse_selector(text) == selector
     assert labels.format_selector(parse_selector(text)) == text
@@ -266,7 +266,7 @@ def test_text_round_trip(selector: pb.LabelSelector) -> None:
         ("  foo  =  bar  ", "foo=bar"),
     ],
 )
-def test_text_forms(text: str, canonical: str) -> None:
+def test_text_is_parsed_into_its_canonical_form(text: str, canonical: str) -> None:
     assert labels.format_selector(parse_selector(text)) == canonical
 
 
@@ -277,7 +277,7 @@ def test_a_value_may_begin_with_an_equals_sign() -> None:
 @pytest.mark.parametrize(
     "text", ["f", "foo=b c", "foo,,bar", ",", "foo in ()", "foo in (a", "foo=!a", "foo in (a b)", "(foo)", "foo=a:b"]
 )
-def test_text_that_is_no_selector(text: str) -> None:
+def test_invalid_selectors_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_selector(text)
     assert caught.value.field == "selector"
@@ -285,12 +285,12 @@ def test_text_that_is_no_selector(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["fo%o=a", "foo=a#b", "foo=,foo=a", "foo=a,foo:prefix=a"])
-def test_text_of_invalid_labels(text: str) -> None:
+def test_invalid_labels_in_selectors_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"include\.labels"):
         parse_selector(text)
 
 
-def test_legacy_prefix() -> None:
+def test_the_legacy_prefix_is_rewritten() -> None:
     selector = parse_selector("prefix in (a/, b/), foo=bar, prefix!=c/")
     rewritten = labels.rewrite_legacy_prefix(selector)
     assert labels.format_selector(rewritten) == "foo=bar,name:prefix in (a/,b/),name:prefix!=c/"
@@ -311,7 +311,7 @@ def test_legacy_prefix() -> None:
         ({labels.CONTENT_TYPE: "text/plain", labels.LINES: "whole"}, True),
     ],
 )
-def test_labels_say_whether_appends_end_with_a_newline(pairs: dict[str, str], whole: bool) -> None:
+def test_labels_determine_if_appends_end_with_a_newline(pairs: dict[str, str], whole: bool) -> None:
     found = labels.label_set(pairs)
     labels.validate_journal_labels(found)
     assert labels.takes_whole_lines(found) is whole

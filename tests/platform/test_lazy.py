@@ -9,7 +9,7 @@ import pytest
 from coranto.lazy import lazy_names
 
 
-def test_a_name_is_looked_up_where_it_is_defined_and_others_are_refused() -> None:
+def test_a_name_is_imported_from_its_module_and_unknown_names_are_refused() -> None:
     get = lazy_names("a_package", {"dumps": "json", "nothing": "json"})
     assert get("dumps") is json.dumps
     with pytest.raises(AttributeError, match="module 'a_package' has no attribute 'loads'"):

@@ -58,12 +58,12 @@ def test_lengths_are_bytes_and_inclusive() -> None:
         validate_token("zone", "abc", 4, 8)
 
 
-def test_text_that_is_no_unicode_is_refused() -> None:
+def test_invalid_unicode_is_refused() -> None:
     with pytest.raises(InvalidInput, match="not valid Unicode"):
         validate_token("name", "ab\ud800", 1, 10)
 
 
-def test_empty_is_allowed_only_where_it_is_declared() -> None:
+def test_empty_text_is_allowed_only_if_declared() -> None:
     assert validate_token("postfix", "", 1, 5, allow_empty=True) == ""
     with pytest.raises(InvalidInput):
         validate_token("postfix", "", 1, 5)
@@ -86,14 +86,14 @@ def test_empty_is_allowed_only_where_it_is_declared() -> None:
         ("//a", False),
     ],
 )
-def test_clean_paths(path: str, clean: bool) -> None:
+def test_clean_paths_are_recognized(path: str, clean: bool) -> None:
     assert is_clean_path(path) is clean
 
 
 @pytest.mark.parametrize(
     "name", ["abcd", "a/b/c", "flights/events/part-000", "a/date=2013-01-01/100%", "é/漢", "a" * 512, ".dot/file"]
 )
-def test_journal_names(name: str) -> None:
+def test_journal_names_are_accepted(name: str) -> None:
     assert validate_journal(name) == name
 
 
@@ -112,7 +112,7 @@ def test_journal_names(name: str) -> None:
         ("a/name;meta", "carries metadata"),
     ],
 )
-def test_names_that_name_no_journal(name: str, problem: str) -> None:
+def test_invalid_journal_names_are_refused(name: str, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem) as caught:
         validate_journal(name)
     assert caught.value.field == "journal"
@@ -124,7 +124,7 @@ def test_long_names_are_cut_in_messages() -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_metadata() -> None:
+def test_metadata_can_be_stripped_from_a_name() -> None:
     name = "a/journal;reader/one=1"
     assert validate_journal(name, allow_metadata=True) == name
     assert strip_metadata("a/journal") == "a/journal"
@@ -133,7 +133,7 @@ def test_metadata() -> None:
 
 
 @pytest.mark.parametrize("metadata", ["", "/rooted", "a//b", "a b", "x" * 513, "a;b"])
-def test_metadata_is_a_clean_path_too(metadata: str) -> None:
+def test_metadata_must_be_a_clean_path(metadata: str) -> None:
     with pytest.raises(InvalidInput, match="journal metadata"):
         validate_journal(f"a/journal;{metadata}", allow_metadata=True)
 
@@ -147,7 +147,7 @@ def test_paths_may_be_empty_where_allowed() -> None:
     assert validate_path("path_postfix", "", 1, 512, allow_empty=True) == ""
 
 
-def test_process_ids() -> None:
+def test_process_ids_are_validated() -> None:
     good = pb.ProcessSpec.ID(zone="z", suffix="broker-0")
     assert validate_process_id(good) is good
     assert validate_zone("z" * 32)

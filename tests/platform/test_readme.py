@@ -1,4 +1,4 @@
-"""The README's tour of the parts, as it stands, against brokers in this process."""
+"""The README's tour, verbatim, against brokers in this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_the_tour_in_the_documents_works(
+def test_the_tour_of_the_documents_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     (specs,) = (each for each in blocks("yaml") if each.startswith("# journals.yaml"))
@@ -49,10 +49,10 @@ def test_the_tour_in_the_documents_works(
         assert [line.partition("},")[2] for line in found] == ['"order":11}', '"order":11,"item":"lamp"}']
 
 
-def test_the_default_path_makes_a_table_with_each_row_once(
+def test_the_default_path_creates_a_table_with_each_row_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """As printed, but for the stores of the test's cluster, and as commands that end when all is read."""
+    """As printed, except for the stores of the test's cluster, and commands that end when they have read all."""
     for text in blocks("yaml"):
         name = text.splitlines()[0].removeprefix("# ")
         stores = f'{{segments: 2, stores: ["{STORE_URL}"]}}'

@@ -1,4 +1,4 @@
-"""Logs for people and for machines, and progress that is never silent."""
+"""Logs for people and for machines, and progress reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coranto.errors import InvalidInput
 from coranto.telemetry import amount, configure_logging, progress
 
 
-def test_lines_for_machines() -> None:
+def test_logs_for_machines_are_json_lines() -> None:
     stream = io.StringIO()
     configure_logging("info", json_lines=True, stream=stream)
     log = structlog.get_logger()
@@ -29,7 +29,7 @@ def test_lines_for_machines() -> None:
     assert "heard" in second
 
 
-def test_lines_for_people() -> None:
+def test_logs_for_people_are_plain_text() -> None:
     stream = io.StringIO()
     configure_logging("debug", stream=stream)
     structlog.get_logger().debug("appended", journal="a/journal")
@@ -54,7 +54,7 @@ def test_tracebacks_do_not_show_the_values_of_variables(json_lines: bool) -> Non
     assert "hunter2" not in stream.getvalue()
 
 
-def test_a_level_that_is_none() -> None:
+def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(InvalidInput, match="loud"):
         configure_logging("loud")
 
@@ -71,7 +71,7 @@ def test_a_level_that_is_none() -> None:
         (3 << 50, "bytes", "3072.0 TiB"),
     ],
 )
-def test_amounts(count: float, unit: str, text: str) -> None:
+def test_amounts_are_formatted(count: float, unit: str, text: str) -> None:
     assert amount(count, unit) == text
 
 
@@ -83,7 +83,7 @@ class Lines:
         self.said.append((event, facts))
 
 
-def test_progress_in_lines() -> None:
+def test_progress_is_logged_in_lines() -> None:
     now = 100.0
     lines = Lines()
     console = Console(file=io.StringIO())
@@ -114,7 +114,7 @@ def test_progress_in_lines() -> None:
     ]
 
 
-def test_progress_that_fails_says_that_it_stopped() -> None:
+def test_failed_progress_is_reported_as_stopped() -> None:
     lines = Lines()
     with pytest.raises(ZeroDivisionError):
         _fail(lines)
@@ -127,7 +127,7 @@ def _fail(lines: Lines) -> None:
 
 
 @pytest.mark.parametrize("total", [None, 3 << 20])
-def test_progress_on_a_terminal(total: int | None) -> None:
+def test_progress_is_shown_on_a_terminal(total: int | None) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=150)
     with progress("Appending", total, unit="bytes", console=console) as report:

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry: nothing without a provider, and the SDK of the environment for processes."""
+"""Spans of OpenTelemetry: none without a provider, and the SDK configured by the environment for processes."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def program(source: str, package: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_nothing_of_opentelemetry_is_imported_without_a_provider() -> None:
+def test_opentelemetry_is_not_imported_without_a_provider() -> None:
     found = program(USE, "opentelemetry")
     assert found.stdout.splitlines() == ["3", "[] []"], found.stderr
 
 
-async def test_an_append_without_traces_calls_nothing_of_this_module() -> None:
-    """A function of it that ran for each append would be found here."""
+async def test_an_append_without_traces_calls_no_function_of_the_tracing_module() -> None:
+    """A function of the module that ran for each append would be listed here."""
     calls: list[str] = []
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
@@ -108,7 +108,7 @@ async def test_an_append_without_traces_calls_nothing_of_this_module() -> None:
             return sorted(set(calls))
 
     for brokers in (1, 3):
-        assert set(await profiled(brokers)) <= {"carried"}, "only calls of their own may ask for metadata"
+        assert set(await profiled(brokers)) <= {"carried"}, "only separate calls may carry metadata"
     with recorded_spans():
         assert {"span", "continued", "end"} <= set(await profiled(3))
 
@@ -145,7 +145,7 @@ def test_there_is_a_tracer_only_with_a_provider_that_is_not_disabled(monkeypatch
     assert tracer() is None
 
 
-def test_errors_are_recorded_but_no_texts_that_may_quote_rows(spans: Spans) -> None:
+def test_errors_are_recorded_without_texts_that_may_quote_rows(spans: Spans) -> None:
     def ended(error: BaseException, **given: str) -> tuple[str, str | None, object]:
         with pytest.raises(type(error)), the_tracer().span(given.pop("operation", "read"), "a/b", **given):
             raise error
@@ -185,7 +185,7 @@ def test_only_a_valid_context_of_a_sampled_caller_is_continued(spans: Spans) -> 
         ({"OTEL_BSP_MAX_QUEUE_SIZE": "-1"}, "the exporter otlp_proto_http cannot begin: max_queue_size must be"),
     ],
 )
-def test_an_impossible_export_is_explained(
+def test_an_invalid_export_setting_is_explained(
     environment: dict[str, str], problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
@@ -196,7 +196,7 @@ def test_an_impossible_export_is_explained(
     assert tracer() is None
 
 
-def test_a_missing_sdk_is_named() -> None:
+def test_a_missing_sdk_is_reported() -> None:
     found = program("from coranto.tracing import export\nexport('coranto-broker')", "opentelemetry.sdk")
     assert "traces: opentelemetry.sdk is not installed" in found.stderr
     command = "import sys; sys.argv = ['x', 'serve', '--traces']; from coranto_broker.server.cli import app; app()"

@@ -1,7 +1,7 @@
-"""Messages on the wire and in etcd are only added to: each field keeps its name, number and type for ever.
+"""Messages on the wire and in etcd are only extended: each field keeps its name, number and type permanently.
 
-`wire_fields.txt` has a line for each field, value of an enumeration and method that there has been. Brokers, clients
-and stored specs of other versions rely on them, so the code has every line. New ones are added to the file.
+`wire_fields.txt` has a line for each field, enumeration value and method that ever existed. Brokers, clients and stored
+specs of other versions rely on them, so the code has every line. New ones are added to the file.
 """
 
 from __future__ import annotations

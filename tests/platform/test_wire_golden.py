@@ -1,7 +1,7 @@
-"""Messages byte for byte, as they lie on the wire and in etcd.
+"""Messages byte for byte, on the wire and in etcd.
 
-The vectors were worked out by hand from the protobuf encoding and the field numbers, and are laid out a field a line.
-A key is `field number << 3 | type`: type 0 is a varint, 1 eight bytes, 2 length-delimited, 5 four bytes.
+The vectors were computed by hand from the protobuf encoding and the field numbers, with one field per line. A key is
+`field number << 3 | type`: type 0 is a varint, 1 eight bytes, 2 length-delimited, 5 four bytes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from coranto.wire import protocol_pb2 as pb
 
 
 def golden(*lines: str | bytes) -> bytes:
-    """Bytes from hexadecimal digits, and from text that stands for itself."""
+    """Return bytes from hexadecimal digits, and from literal text."""
     return b"".join(line if isinstance(line, bytes) else bytes.fromhex(line) for line in lines)
 
 
 def part(key: str, *lines: str | bytes) -> bytes:
-    """A length-delimited field: its key, its length (less than 128 here, so one byte), and its bytes."""
+    """Return a length-delimited field: its key, its length (less than 128 here, so one byte), and its bytes."""
     value = golden(*lines)
     assert len(value) < 128
     return bytes.fromhex(key) + bytes([len(value)]) + value
@@ -93,8 +93,8 @@ class TestAppend:
         assert encoded(request) == vector
         validate(pb.AppendRequest.FromString(vector))
 
-    def test_messages_that_go_writes_even_when_they_are_empty_mean_the_same(self) -> None:
-        # Go's code writes an empty `exclude`, which is not a pointer there.
+    def test_empty_messages_that_go_writes_are_equivalent_to_absent_ones(self) -> None:
+        # Go's code writes an empty `exclude`, because the field is not a pointer there.
         request = pb.AppendRequest.FromString(
             golden(part("12", b"a/journal"), part("32", part("0a", LABEL_SET), "12 00"))
         )
@@ -102,24 +102,24 @@ class TestAppend:
         assert request.check_registers.include == REGISTERS
         assert not request.check_registers.exclude.labels
 
-    def test_that_registers_are_present_shows_though_they_are_empty(self) -> None:
+    def test_present_registers_are_distinguished_although_empty(self) -> None:
         vector = golden(part("12", b"a/journal"), "3a 00")
         request = pb.AppendRequest.FromString(vector)
         assert request.HasField("union_registers")
         assert not request.HasField("subtract_registers")
         assert encoded(request) == vector
 
-    def test_content_stands_alone(self) -> None:
+    def test_content_is_sent_without_other_fields(self) -> None:
         assert encoded(pb.AppendRequest(content=b"foobar")) == golden(part("22", b"foobar"))
         mixed = pb.AppendRequest.FromString(golden(part("12", b"a/journal"), part("22", b"foobar")))
         with pytest.raises(InvalidInput, match="content"):
             validate(mixed)
 
-    def test_the_message_that_commits_is_empty(self) -> None:
+    def test_the_committing_message_is_empty(self) -> None:
         assert encoded(pb.AppendRequest()) == b""
         validate(pb.AppendRequest.FromString(b""))
 
-    def test_a_response_shows_that_the_journal_has_no_registers(self) -> None:
+    def test_a_response_states_that_the_journal_has_no_registers(self) -> None:
         response = pb.AppendResponse(commit=FRAGMENT_VALUE.to_wire())
         response.header.process_id.CopyFrom(ID_A)
         response.header.route.primary = -1
@@ -134,7 +134,7 @@ class TestAppend:
 
 
 class TestFragment:
-    def test_sums_are_three_integers(self) -> None:
+    def test_sums_are_encoded_as_three_integers(self) -> None:
         assert encoded(FRAGMENT_VALUE.to_wire()) == FRAGMENT
         assert Fragment.from_wire(pb.Fragment.FromString(FRAGMENT)) == FRAGMENT_VALUE
 
@@ -161,7 +161,7 @@ class TestRoute:
         with pytest.raises(InvalidInput, match="primary"):
             validate(pb.Route.FromString(b""))
 
-    def test_a_primary_that_is_the_first_member_takes_no_bytes(self) -> None:
+    def test_the_first_member_as_primary_needs_no_bytes(self) -> None:
         vector = golden(part("0a", MEMBER_A), part("0a", MEMBER_B), part("1a", b"http://a:8080"), "1a 00")
         route = pb.Route(members=[ID_A, ID_B], endpoints=["http://a:8080", ""])
         assert encoded(route) == vector
@@ -171,7 +171,7 @@ class TestRoute:
 class TestReplicate:
     HEADER = golden(part("0a", MEMBER_B), part("12", part("0a", MEMBER_A), part("0a", MEMBER_B)), part("1a", ETCD))
 
-    def test_the_first_message_proposes_and_asks_for_an_acknowledgement(self) -> None:
+    def test_the_first_message_proposes_and_requests_an_acknowledgement(self) -> None:
         request = pb.ReplicateRequest(
             proposal=FRAGMENT_VALUE.to_wire(), acknowledge=True, deprecated_journal="a/journal"
         )
@@ -189,7 +189,7 @@ class TestReplicate:
         assert encoded(request) == vector
         validate(pb.ReplicateRequest.FromString(vector))
 
-    def test_content_continues_at_a_delta(self) -> None:
+    def test_content_has_a_delta(self) -> None:
         first = golden(part("22", b"foobar"))
         assert encoded(pb.ReplicateRequest(content=b"foobar", content_delta=0)) == first
         second = golden(part("22", b"foobar"), "28 06")
@@ -197,11 +197,11 @@ class TestReplicate:
         validate(pb.ReplicateRequest.FromString(first))
         validate(pb.ReplicateRequest.FromString(second))
 
-    def test_an_acknowledgement_is_empty_except_for_the_header_of_the_first(self) -> None:
+    def test_only_the_first_acknowledgement_has_a_header(self) -> None:
         validate(pb.ReplicateResponse.FromString(b""))
         validate(pb.ReplicateResponse.FromString(golden(part("12", self.HEADER))))
 
-    def test_a_mismatch_tells_the_fragment_and_registers_of_the_replica(self) -> None:
+    def test_a_mismatch_has_the_fragment_and_registers_of_the_replica(self) -> None:
         response = pb.ReplicateResponse(status=pb.PROPOSAL_MISMATCH, fragment=FRAGMENT_VALUE.to_wire())
         response.registers.SetInParent()
         vector = golden("08 08", part("1a", FRAGMENT), "22 00")
@@ -210,7 +210,7 @@ class TestReplicate:
 
 
 class TestRead:
-    def test_metadata_of_a_fragment_and_then_its_content(self) -> None:
+    def test_metadata_of_a_fragment_precedes_its_content(self) -> None:
         metadata = pb.ReadResponse(
             offset=1234567891,
             write_head=1234567896,
@@ -229,7 +229,7 @@ class TestRead:
         assert encoded(pb.ReadResponse(offset=1234567891, content=b"oobar")) == chunk
         validate(pb.ReadResponse.FromString(chunk))
 
-    def test_a_read_from_the_write_head(self) -> None:
+    def test_a_read_from_the_write_head_has_offset_minus_one(self) -> None:
         request = pb.ReadRequest(journal="a/journal", offset=-1, block=True, metadata_only=True)
         vector = golden(part("12", b"a/journal"), "18 ffffffffffffffffff01", "20 01", "30 01")
         assert encoded(request) == vector
@@ -254,7 +254,7 @@ class TestListing:
         part("42", "08 02", "10 ac 02"),  # suspend=8: level=1: FULL, offset=2: 300
     )
 
-    def test_the_spec_that_etcd_holds(self) -> None:
+    def test_a_spec_has_the_form_of_etcd(self) -> None:
         spec = pb.JournalSpec(
             name="a/journal",
             replication=3,
@@ -273,7 +273,7 @@ class TestListing:
         assert encoded(spec) == self.SPEC
         validate(pb.JournalSpec.FromString(self.SPEC))
 
-    def test_durations_that_go_writes_even_when_they_are_zero_mean_the_same(self) -> None:
+    def test_zero_durations_that_go_writes_are_equivalent_to_absent_ones(self) -> None:
         fragment = golden("08 80 08", "10 01", part("22", "08 ac 02"), "2a 00", "32 00")
         vector = golden(part("0a", b"a/journal"), "10 01", "1a 00", part("22", fragment))
         spec = pb.JournalSpec.FromString(vector)
@@ -282,12 +282,12 @@ class TestListing:
 
     def test_a_snapshot_of_a_watch_ends_with_an_empty_message(self) -> None:
         assert encoded(pb.ListResponse()) == b""
-        # Go's code writes a header into it, which is blank.
+        # Go's code writes an empty header into it.
         empty = pb.ListResponse.FromString(part("12", "0a 00", "12 00", "1a 00"))
         assert not empty.journals
         assert not empty.header.etcd.revision
 
-    def test_a_change_expects_any_revision_by_minus_one(self) -> None:
+    def test_a_change_expects_any_revision_with_minus_one(self) -> None:
         change = pb.ApplyRequest.Change(expect_mod_revision=-1, delete="a/journal")
         vector = golden("08 ffffffffffffffffff01", part("1a", b"a/journal"))
         assert encoded(change) == vector

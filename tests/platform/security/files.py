@@ -1,4 +1,4 @@
-"""Certificates in files for tests, and the authorities that issue them."""
+"""Certificate files for tests, and the authorities that issue them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Files:
 
     def issue(self, issuer: trustme.CA, *trusted: trustme.CA) -> None:
         issued = issuer.issue_cert("127.0.0.1", "localhost", key_type=trustme.KeyType.ECDSA)
-        # One after the other, as renewal tools do: for a moment they do not belong together.
+        # Written one by one, as renewal tools do: for a moment they do not match.
         issued.private_key_pem.write_to_path(self.key)
         self.cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
         self.ca.write_bytes(b"".join(authority.cert_pem.bytes() for authority in trusted))

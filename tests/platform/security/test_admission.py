@@ -19,7 +19,7 @@ RULES = {"Read": Capability.READ, "Append": Capability.APPEND}
 
 
 class StandingClock(SystemClock):
-    """Tells one time."""
+    """A clock that stands at a given time."""
 
     def __init__(self, time: float) -> None:
         self._time = time
@@ -62,7 +62,7 @@ async def test_calls_without_a_token_or_its_capability_are_refused() -> None:
             raise AssertionError("it is served")
 
 
-async def test_without_keys_and_while_they_are_introduced_everybody_may_do_everything() -> None:
+async def test_without_required_keys_every_call_is_admitted() -> None:
     async with authorizer(None).admitted("Append", Call("nonsense")) as claims:
         assert claims is UNRESTRICTED
     assert authorizer(None).admits_all
@@ -75,7 +75,7 @@ async def test_without_keys_and_while_they_are_introduced_everybody_may_do_every
             raise AssertionError("it is served")
 
 
-async def test_a_call_ends_with_its_token_and_its_own_timeout_is_not_taken_for_that() -> None:
+async def test_a_call_ends_when_its_token_expires_but_keeps_its_own_timeout_error() -> None:
     now = int(time.time())
     ending = sign(Claims(Capability.READ, parse_selector(""), now - 10, now + 60), Keys.parse(KEY))
     nearly_over = Authorizer(Keys.parse(KEY), StandingClock(now + 60 + LEEWAY_SECONDS - 0.05), RULES)

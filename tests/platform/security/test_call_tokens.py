@@ -1,4 +1,4 @@
-"""Tokens for calls: reused for half of their lifetimes, and of no more than a call needs."""
+"""Tokens for calls: reused for half of their lifetime, and limited to the rights that a call needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coranto.security.tokens import TOKEN_SECONDS, BearerToken, Capability, Clai
 
 
 class SetClock:
-    """Tells the time that a test sets."""
+    """A clock with a time that tests set."""
 
     time = 1_700_000_000.0
 
@@ -34,7 +34,7 @@ def claims_of(metadata: Metadata | None, now: float) -> Claims:
     return verify(token, KEYS, now)
 
 
-def test_a_token_is_of_one_journal_and_used_again_for_half_of_its_lifetime() -> None:
+def test_a_token_is_for_one_journal_and_reused_for_half_of_its_lifetime() -> None:
     clock = SetClock()
     tokens = CallTokens(KEYS, clock)
     first = tokens.about(Capability.READ, "a/one")
@@ -51,7 +51,7 @@ def test_a_token_is_of_one_journal_and_used_again_for_half_of_its_lifetime() -> 
     assert claims_of(later, clock.now()).exp > claims.exp
 
 
-def test_a_clock_that_was_set_back_makes_another_token() -> None:
+def test_setting_the_clock_back_makes_a_new_token() -> None:
     clock = SetClock()
     clock.time += 10_000
     tokens = CallTokens(KEYS, clock)
@@ -60,7 +60,7 @@ def test_a_clock_that_was_set_back_makes_another_token() -> None:
     assert tokens.about(Capability.READ, "a/one") is not first
 
 
-def test_a_token_of_ones_own_is_sent_as_it_is_and_without_any_nothing_is() -> None:
+def test_a_given_token_is_sent_unchanged_and_without_one_none_is_sent() -> None:
     clock = SetClock()
     own = sign(Claims(Capability.ALL, parse_selector(""), clock.now(), clock.now() + 60), KEYS)
     found = CallTokens(BearerToken.parse(own), clock).about(Capability.READ, "a/one")

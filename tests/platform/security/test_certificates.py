@@ -1,4 +1,4 @@
-"""Certificates in files that change, or cannot be used."""
+"""Certificates in files that change, or are unusable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.platform.security.files import Files, authority
 # ------------------------------------------------------------------------------------------------------- the files
 
 
-def test_credentials_stay_while_files_do_not_belong_together(tmp_path: Path) -> None:
+def test_credentials_are_kept_while_the_files_do_not_match(tmp_path: Path) -> None:
     clock = [0.0]
     issuer = authority()
     files, other = Files(tmp_path / "files"), Files(tmp_path / "other")
@@ -26,9 +26,9 @@ def test_credentials_stay_while_files_do_not_belong_together(tmp_path: Path) -> 
     first = certificates.get()
     assert isinstance(first, grpc.ChannelCredentials)
     files.key.write_bytes(other.key.read_bytes())
-    assert certificates.get() is first, "they are looked at now and then"
+    assert certificates.get() is first, "the files are checked at intervals"
     clock[0] += 1
-    assert certificates.get() is first, "the key is not that of the certificate"
+    assert certificates.get() is first, "the key does not match the certificate"
     files.cert.unlink()
     clock[0] += 1
     assert certificates.get() is first
@@ -43,7 +43,7 @@ def test_credentials_stay_while_files_do_not_belong_together(tmp_path: Path) -> 
     assert certificates.get() is second
 
 
-def test_files_that_change_while_they_are_read_are_read_again(tmp_path: Path) -> None:
+def test_files_that_change_during_a_read_are_read_again(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("1")
     read: list[str] = []
@@ -51,7 +51,7 @@ def test_files_that_change_while_they_are_read_are_read_again(tmp_path: Path) ->
     def make() -> str:
         read.append(path.read_text())
         if len(read) == 2:
-            path.write_text("3 and more")  # After it was looked at, and read.
+            path.write_text("3 and more")  # After the file was checked and read.
         return read[-1]
 
     reloaded = Reloaded(make, [path, None])
@@ -64,7 +64,7 @@ def test_files_that_change_while_they_are_read_are_read_again(tmp_path: Path) ->
 
 @pytest.mark.parametrize("broken", ["ca", "cert", "key"])
 @pytest.mark.parametrize("how", ["missing", "nothing", "foreign", "locked"])
-def test_files_that_cannot_be_used_are_told_at_the_start(tmp_path: Path, broken: str, how: str) -> None:
+def test_unusable_files_are_reported_at_the_start(tmp_path: Path, broken: str, how: str) -> None:
     issuer = authority()
     files, other = Files(tmp_path / "files"), Files(tmp_path / "other")
     files.issue(issuer, issuer)
@@ -78,7 +78,7 @@ def test_files_that_cannot_be_used_are_told_at_the_start(tmp_path: Path, broken:
         path.write_bytes(getattr(other, "cert" if broken == "key" else "key").read_bytes())
     else:
         text = b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIIB\n-----END ENCRYPTED PRIVATE KEY-----\n"
-        path.write_bytes(text)  # Nobody is asked for a password on the terminal.
+        path.write_bytes(text)  # There is no password prompt on the terminal.
     with pytest.raises(InvalidInput) as refused:
         channel_credentials(files.tls)
     assert str(path.parent) in str(refused.value)

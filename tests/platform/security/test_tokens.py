@@ -1,4 +1,4 @@
-"""Tokens: what is signed, what is accepted, and everything that is not."""
+"""Tokens: signing, verification, and refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def encoded(part: object) -> str:
 
 
 def token(content: object = None, *, header: object = None, key: str = OLD, digest: str = "sha256") -> str:
-    """A token made by hand, as anybody may."""
+    """Return a handmade token."""
     content = {"cap": 8, "sel": {}, "iat": NOW, "exp": NOW + 60} if content is None else content
     signed = f"{encoded({'alg': 'HS256', 'typ': 'JWT'} if header is None else header)}.{encoded(content)}"
     mac = hmac.new(base64.b64decode(key), signed.encode(), getattr(hashlib, digest)).digest()
@@ -57,12 +57,12 @@ def with_claims(**changes: Any) -> str:
     return token({name: value for name, value in content.items() if value is not ...})
 
 
-def test_claims_return_from_a_token() -> None:
+def test_claims_round_trip_through_a_token() -> None:
     claims = Claims(Capability.READ | Capability.LIST, READ, NOW, NOW + 60, "someone")
     assert verify(sign(claims, KEYS), KEYS, NOW) == claims
 
 
-def test_the_wire_form() -> None:
+def test_a_token_has_the_wire_form() -> None:
     claims = Claims(Capability.READ, labels.parse_selector("name:prefix=a/, team != 1"), NOW + 0.7, NOW + 60.9)
     header, content, _ = sign(claims, KEYS).split(".")
     assert json.loads(base64.urlsafe_b64decode(header + "==")) == {"alg": "HS256", "typ": "JWT"}
@@ -77,13 +77,13 @@ def test_the_wire_form() -> None:
     }
 
 
-def test_a_token_as_go_writes_it() -> None:
+def test_a_token_written_by_go_is_accepted() -> None:
     selector = {"include": {"labels": [{"name": "name", "value": "a/b"}]}, "exclude": {"labels": None}}
     claims = verify(with_claims(sel=selector, iss="control", sub="someone"), KEYS, NOW)
     assert claims == Claims(Capability.READ, labels.parse_selector("name=a/b"), NOW, NOW + 60, "someone")
 
 
-def test_the_old_meta_label_prefix_is_understood() -> None:
+def test_the_legacy_meta_label_prefix_is_accepted() -> None:
     claims = verify(with_claims(sel={"exclude": {"labels": [{"name": "prefix", "value": "a/"}]}}), KEYS, NOW)
     assert not claims.covers("a/b")
     assert claims.covers("b/a")
@@ -111,7 +111,7 @@ def test_times_have_a_leeway(now: float, accepted: bool) -> None:
 
 
 def plain(claims: Claims) -> tuple[int, str, float, float]:
-    """Claims, compared by what they mean."""
+    """Return claims in a form for comparison."""
     return claims.capability, labels.format_selector(claims.selector), claims.iat, claims.exp
 
 
@@ -189,7 +189,7 @@ REFUSED: dict[str, str] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case: str) -> None:
+def test_invalid_tokens_are_refused(case: str) -> None:
     refused = REFUSED[case]
     with pytest.raises(Unauthenticated) as caught:
         verify(refused, KEYS, NOW)
@@ -200,8 +200,8 @@ def test_what_is_refused(case: str) -> None:
         assert len(part) < 8 or part not in str(caught.value)
 
 
-def test_a_good_token_made_by_hand_is_accepted() -> None:
-    """The table's tokens are refused for what is wrong with each, not for how they are made."""
+def test_a_valid_handmade_token_is_accepted() -> None:
+    """So the table's tokens are refused for their faults, and not for how they are made."""
     assert plain(verify(token(), KEYS, NOW)) == (Capability.READ, "", NOW, NOW + 60)
 
 
@@ -214,7 +214,7 @@ def test_no_changed_token_is_accepted(data: st.DataObject) -> None:
         verify(good[:position] + character + good[position + 1 :], KEYS, NOW)
 
 
-def test_keys_rotate_without_a_gap() -> None:
+def test_keys_rotate_without_an_interruption() -> None:
     claims = Claims(Capability.READ, pb.LabelSelector(), NOW, NOW + 60)
     before, introduced, switched, after = (Keys.parse(text) for text in (OLD, f"{OLD},{NEW}", f" {NEW}\n{OLD} ", NEW))
     for signer, verifier in [
@@ -242,13 +242,13 @@ def test_keys_rotate_without_a_gap() -> None:
         (base64.b64encode(b"x" * 31).decode(), "key 1 .* has 31 bytes"),
     ],
 )
-def test_what_are_no_keys(text: str, problem: str) -> None:
+def test_invalid_keys_are_refused(text: str, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem) as caught:
         Keys.parse(text)
     assert OLD not in str(caught.value)
 
 
-def test_keys_may_let_requests_without_a_token_through() -> None:
+def test_keys_may_allow_requests_without_a_token() -> None:
     assert not Keys.parse(OLD).accept_missing
     keys = Keys.parse(f"AA==,{OLD}")
     assert keys.accept_missing
@@ -271,7 +271,7 @@ def test_capabilities_are_required_in_full() -> None:
         require(Claims(Capability(0)), Capability.LIST)
 
 
-def test_scope() -> None:
+def test_a_scope_covers_the_selected_journals() -> None:
     claims = Claims(Capability.READ, READ)
     assert claims.covers("flights/1", labels.label_set(team="a"))
     assert not claims.covers("flights/1", labels.label_set(team="c"))
@@ -279,19 +279,19 @@ def test_scope() -> None:
     assert not claims.covers("weather/1", labels.label_set(team="a"))
     assert not claims.covers("flights/1")
     assert Claims(Capability.READ).covers("anything")
-    # A stored label cannot pass for the journal's name.
+    # A stored label is not taken for the journal's name.
     forged = pb.LabelSet(labels=[pb.Label(name="name", value="a/b")])
     assert not Claims(Capability.READ, labels.parse_selector("name=a/b")).covers("b/c", forged)
 
 
-def test_whether_the_name_alone_decides() -> None:
+def test_a_scope_may_be_decided_by_the_name_alone() -> None:
     assert Claims(Capability.APPLY).by_name_alone
     assert Claims(Capability.APPLY, labels.parse_selector("name:prefix=a/, name!=a/b")).by_name_alone
     assert not Claims(Capability.APPLY, labels.parse_selector("name:prefix=a/, team=a")).by_name_alone
     assert not Claims(Capability.APPLY, labels.parse_selector("!secret")).by_name_alone
 
 
-def test_a_journal_that_is_not_found_may_be_out_of_scope() -> None:
+def test_a_missing_journal_may_be_out_of_scope() -> None:
     def limited(scope: str) -> BearerToken:
         return BearerToken.parse(sign(Claims(Capability.READ, labels.parse_selector(scope), NOW, NOW + 60), KEYS))
 
@@ -304,22 +304,22 @@ def test_a_journal_that_is_not_found_may_be_out_of_scope() -> None:
         assert not shows(BearerToken.parse(text), "a/b")
 
 
-def test_claims_for_a_call_allow_no_more_than_it() -> None:
+def test_claims_for_a_call_allow_only_that_call() -> None:
     claims = claims_for(Capability.READ, scope_of(["b/c;part", "a/b", "a/b"]), NOW, 60)
     assert plain(claims) == (Capability.READ, "name in (a/b,b/c)", NOW, NOW + 60)
 
 
-def test_a_scope_too_large_to_send_is_left_out() -> None:
+def test_a_scope_too_large_to_send_is_omitted() -> None:
     assert claims_for(Capability.APPLY, scope_of(f"journal/{n:0100}" for n in range(30)), NOW, 60).covers_all
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic abc", "abc"])
-def test_headers_that_hold_no_token(header: str) -> None:
+def test_headers_without_a_token_are_refused(header: str) -> None:
     with pytest.raises(Unauthenticated, match="Bearer"):
         bearer_of([header])
 
 
-def test_the_header() -> None:
+def test_the_token_is_read_from_the_header() -> None:
     assert bearer_of([]) is None
     assert bearer_of(["Bearer abc"]) == bearer_of([b"bearer  abc "]) == "abc"
     with pytest.raises(Unauthenticated, match="more than one"):
@@ -327,13 +327,13 @@ def test_the_header() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "a b", "a\nb", "é"])
-def test_what_is_no_bearer_token(text: str) -> None:
+def test_invalid_bearer_tokens_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="auth token"):
         BearerToken.parse(text)
 
 
 @pytest.mark.parametrize("auth", [Keys.parse(f"{OLD},{NEW}"), BearerToken.parse(token())])
-def test_secrets_do_not_show_but_travel(auth: Keys | BearerToken) -> None:
+def test_secrets_are_hidden_in_texts_but_pickled(auth: Keys | BearerToken) -> None:
     config = ClientConfig("127.0.0.1:1", auth=auth)
     again = pickle.loads(pickle.dumps(config))
     assert again == config
@@ -360,7 +360,7 @@ def test_secrets_do_not_show_but_travel(auth: Keys | BearerToken) -> None:
         "https://broker.example:1",
     ],
 )
-def test_where_tokens_may_go(endpoint: str) -> None:
+def test_tokens_may_be_sent_over_loopback_sockets_and_tls(endpoint: str) -> None:
     assert ClientConfig(endpoint, auth=KEYS).endpoint == endpoint
 
 
@@ -377,13 +377,13 @@ def test_where_tokens_may_go(endpoint: str) -> None:
         "127.0.0.1:1,10.0.0.1:1",
     ],
 )
-def test_where_tokens_must_not_go(endpoint: str) -> None:
+def test_tokens_must_not_be_sent_in_the_clear(endpoint: str) -> None:
     with pytest.raises(InvalidInput, match="in the clear"):
         ClientConfig(endpoint, auth=KEYS)
     assert ClientConfig(endpoint).auth is None
 
 
-def test_configurations_from_the_environment() -> None:
+def test_configurations_are_read_from_the_environment() -> None:
     assert ClientConfig.from_environment("broker:1", environment={}) == ClientConfig("broker:1")
     keys = {"CORANTO_AUTH_KEYS": OLD, "CORANTO_AUTH_TOKEN": ""}
     assert ClientConfig.from_environment("127.0.0.1:1", environment=keys).auth == KEYS
@@ -397,7 +397,7 @@ def test_configurations_from_the_environment() -> None:
     tls = ClientConfig.from_environment("https://broker", environment=files).tls
     assert tls is not None
     assert (str(tls.ca), str(tls.cert), str(tls.key)) == ("/ca", "/cert", "/key")
-    # The same environment may serve for a cluster on this machine that has no TLS.
+    # The same environment may be used for a local cluster without TLS.
     assert ClientConfig.from_environment("127.0.0.1:1", environment=files).tls is None
 
 

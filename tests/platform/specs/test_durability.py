@@ -41,7 +41,7 @@ def spec(replication: int, **labels: str) -> pb.JournalSpec:
     )
 
 
-def test_labels_give_a_demand_and_a_policy() -> None:
+def test_labels_determine_a_demand_and_a_policy() -> None:
     assert demand_of(spec(3).labels) is NO_DEMAND
     assert fsync_of(spec(3).labels) == ""
     found = spec(3, replicas="3", zones="2", synced="true", unmet="accept")
@@ -67,12 +67,12 @@ def test_labels_give_a_demand_and_a_policy() -> None:
         ({"synced": "true", "fsync": "never"}, "ack-synced=true contradicts coranto.dev/fsync=never"),
     ],
 )
-def test_labels_that_say_nothing_are_refused_at_apply_and_read_anyway(labels: dict[str, str], problem: str) -> None:
+def test_invalid_labels_are_refused_on_apply_but_accepted_on_read(labels: dict[str, str], problem: str) -> None:
     bad = spec(3, **labels)
     change = pb.ApplyRequest(changes=[pb.ApplyRequest.Change(upsert=bad)])
     with pytest.raises(InvalidInput, match=problem):
         validate(change)
-    validate(bad)  # A broker of Gazette may have applied it: the journal can still be read.
+    validate(bad)  # A broker of Gazette may have applied it: the journal must stay readable.
 
 
 def test_a_label_with_two_values_is_refused() -> None:
@@ -81,7 +81,7 @@ def test_a_label_with_two_values_is_refused() -> None:
         demand_of(twice)
 
 
-def test_only_replicas_that_tell_that_they_have_it_count() -> None:
+def test_only_replicas_that_report_the_content_count() -> None:
     answers = [
         ReplicaAnswer("a", synced=True, held_from=0),
         ReplicaAnswer("b", synced=True, held_from=100),
@@ -94,7 +94,7 @@ def test_only_replicas_that_tell_that_they_have_it_count() -> None:
     assert durability_of([]) == Durability(0, 0)
 
 
-def test_a_demand_is_met_by_no_less_and_by_anything_that_is_stored() -> None:
+def test_a_demand_is_met_by_enough_replicas_or_by_stored_content() -> None:
     for replicas, zones, synced in itertools.product(range(3), range(3), (False, True)):
         demand = Demand(replicas, zones, synced)
         assert Durability(0, 0, stored=True).meets(demand)
@@ -103,7 +103,7 @@ def test_a_demand_is_met_by_no_less_and_by_anything_that_is_stored() -> None:
         assert Durability(2, 2, 1, 1).meets(demand) == (not synced or max(replicas, zones) < 2)
 
 
-def test_a_route_that_cannot_meet_a_demand_says_why() -> None:
+def test_a_route_that_cannot_meet_a_demand_reports_the_cause() -> None:
     two = Demand(zones=2)
     assert unmet(NO_DEMAND, [("a", False)]) == ""
     assert unmet(two, [("a", False), ("b", False)]) == ""

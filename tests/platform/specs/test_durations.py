@@ -12,7 +12,7 @@ from coranto.specs.durations import format_duration, parse_duration
 
 
 @given(st.integers(-(2**62), 2**62))
-def test_round_trip(nanoseconds: int) -> None:
+def test_durations_round_trip(nanoseconds: int) -> None:
     duration = Duration()
     duration.FromNanoseconds(nanoseconds)
     assert parse_duration(format_duration(duration)) == duration
@@ -38,18 +38,18 @@ def test_round_trip(nanoseconds: int) -> None:
         ("+1m", 60 * 10**9, "1m0s"),
     ],
 )
-def test_forms(text: str, nanoseconds: int, canonical: str) -> None:
+def test_durations_are_parsed_and_formatted(text: str, nanoseconds: int, canonical: str) -> None:
     duration = parse_duration(text)
     assert duration.ToNanoseconds() == nanoseconds
     assert format_duration(duration) == canonical
 
 
 @pytest.mark.parametrize("text", ["", "-", "5", "m", "5 m", "5m ", "1d", "1.2.3s", "1e3s", "5mm", "--5m"])
-def test_texts_that_are_no_durations(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="is not a duration such as 30s"):
         parse_duration(text)
 
 
-def test_durations_too_long_to_tell() -> None:
+def test_too_long_durations_are_refused() -> None:
     with pytest.raises(InvalidInput, match="292 years"):
         parse_duration("2562048h")

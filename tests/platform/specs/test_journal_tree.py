@@ -55,7 +55,7 @@ def tree_of(**fields: Any) -> str:
     return yaml.safe_dump({**MINIMAL, **fields})
 
 
-def test_a_tree() -> None:
+def test_a_tree_is_parsed() -> None:
     spec = pb.JournalSpec(
         name="foo/baz/1",
         replication=3,
@@ -100,13 +100,13 @@ def test_a_single_journal_is_its_own_tree() -> None:
     assert parse_tree(text)[0].upsert == change.upsert
 
 
-def test_nothing_at_all() -> None:
+def test_an_empty_document_has_no_journals() -> None:
     assert parse_tree("") == []
     assert parse_tree("# only a comment\n") == []
     assert render_tree([]) == ""
 
 
-def test_folders_are_as_few_as_can_be() -> None:
+def test_the_number_of_folders_is_minimal() -> None:
     names = ["a/b/c/x1", "a/b/c/x2", "a/b/d", "a/bcd", "e/f/g/h"]
     spec = parse_tree(tree_of(name="some"))[0].upsert
     journals = []
@@ -127,7 +127,7 @@ def test_folders_are_as_few_as_can_be() -> None:
     )
 
 
-# Journals of every shape: few distinct values, so that some are shared and some aren't.
+# Journals of every shape: few distinct values, so that some are shared and some are not.
 PARTS = st.sampled_from(["aaaa", "bbbb", "b", "a-b", "été"])
 NAMES = st.lists(PARTS, min_size=1, max_size=4).map("/".join).filter(lambda name: len(name.encode()) >= 4)
 
@@ -162,7 +162,7 @@ def journals(draw: st.DrawFn) -> list[tuple[pb.JournalSpec, int]]:
 
 
 @given(journals())
-def test_round_trip(given_journals: list[tuple[pb.JournalSpec, int]]) -> None:
+def test_trees_round_trip(given_journals: list[tuple[pb.JournalSpec, int]]) -> None:
     changes = parse_tree(render_tree(given_journals))
     assert (
         sorted([(change.upsert, change.expect_mod_revision) for change in changes], key=lambda pair: pair[0].name)
@@ -170,14 +170,14 @@ def test_round_trip(given_journals: list[tuple[pb.JournalSpec, int]]) -> None:
     )
 
 
-def test_rendering_leaves_the_specs_alone() -> None:
+def test_rendering_does_not_change_the_specs() -> None:
     specs = [change.upsert for change in parse_tree(TREE) if not change.delete]
     before = [spec.SerializeToString() for spec in specs]
     render_tree([(spec, 1) for spec in specs])
     assert [spec.SerializeToString() for spec in specs] == before
 
 
-def test_inheritance() -> None:
+def test_fields_are_inherited_from_folders() -> None:
     text = """
 name: a/
 replication: 2
@@ -207,7 +207,7 @@ children:
         assert spec.fragment.compression_codec == pb.NONE
 
 
-def test_deleting_a_folder_but_one() -> None:
+def test_a_folder_can_be_deleted_except_for_one_journal() -> None:
     text = """
 name: a/
 delete: true
@@ -259,7 +259,7 @@ children:
         ("name: a/one\nfragment: &x\n  <<: *x\n", "line 2: .*refers to itself"),
     ],
 )
-def test_trees_that_are_refused(text: str, problem: str) -> None:
+def test_invalid_trees_are_refused(text: str, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         parse_tree(text)
 
@@ -283,7 +283,7 @@ children:
     assert [fragment.compression_codec for fragment in found] == [pb.NONE, pb.NONE, pb.GZIP, pb.NONE]
 
 
-def test_no_code_runs() -> None:
+def test_yaml_tags_run_no_code() -> None:
     with pytest.raises(InvalidInput):
         parse_tree("name: !!python/object/apply:os.system [echo]\n")
 
@@ -302,6 +302,6 @@ def test_no_code_runs() -> None:
         ("name: a/b\nreplication: " + "9" * 5000, "line 2: .*64 bits"),
     ],
 )
-def test_oversized_input_is_refused_at_once(text: str, problem: str) -> None:
+def test_oversized_input_is_refused_immediately(text: str, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         parse_tree(text)

@@ -1,4 +1,4 @@
-"""Validation of every message: good ones pass, and each bad one is told by the path of what is wrong."""
+"""Validation of every message: good ones pass, and errors name the path of the wrong field."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ GOOD: list[Callable[[], Message]] = [
 
 
 @pytest.mark.parametrize("make", GOOD)
-def test_good_messages(make: Callable[[], Message]) -> None:
+def test_valid_messages_pass(make: Callable[[], Message]) -> None:
     message = make()
     before = message.SerializeToString()
     validate(message)
@@ -207,7 +207,7 @@ def test_good_messages(make: Callable[[], Message]) -> None:
 
 
 def test_every_message_of_the_protocol_has_rules() -> None:
-    """The requests and responses of every RPC, that is."""
+    """That is, the requests and responses of every RPC."""
     service = pb.DESCRIPTOR.services_by_name["Journal"]
     kinds = {each for method in service.methods for each in (method.input_type.name, method.output_type.name)}
     assert kinds <= {make().DESCRIPTOR.name for make in GOOD}
@@ -217,7 +217,7 @@ def test_every_message_of_the_protocol_has_rules() -> None:
 
 
 def put(path: str, value: Any) -> Callable[[Any], None]:
-    """A change of one field: `a.b[1].c`. A message or list is copied; None clears."""
+    """Return a change of one field: `a.b[1].c`. A message or list is copied; None clears."""
 
     def change(message: Any) -> None:
         *parents, last = path.split(".")
@@ -508,7 +508,9 @@ BAD: list[Any] = [
 
 
 @pytest.mark.parametrize(("make", "path", "value", "field"), BAD)
-def test_bad_messages(make: Callable[[], Message], path: str, value: Any, field: str) -> None:
+def test_invalid_messages_are_refused_with_the_path(
+    make: Callable[[], Message], path: str, value: Any, field: str
+) -> None:
     message = make()
     put(path, value)(message)
     with pytest.raises(InvalidInput) as caught:
@@ -529,16 +531,16 @@ def test_listings_accept_fields_of_newer_brokers(path: str, value: Any, field: s
     assert caught.value.field == f"JournalSpec.{field}"
 
 
-def test_unknown_statuses_are_let_through() -> None:
+def test_unknown_statuses_are_accepted() -> None:
     validate(pb.ApplyResponse(status=99, header=header()))  # type: ignore[arg-type]
 
 
-def test_messages_without_rules() -> None:
+def test_messages_without_rules_are_refused() -> None:
     with pytest.raises(TypeError, match="no rules for Duration"):
         validate(Duration())
 
 
-def test_the_named_functions_do_the_same() -> None:
+def test_the_named_functions_apply_the_same_rules() -> None:
     for check, make in (
         (validate_journal_spec, spec),
         (validate_broker_spec, broker_spec),
@@ -551,11 +553,11 @@ def test_the_named_functions_do_the_same() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["http://host", "https://host:443/path?query", "unix://host/a/socket"])
-def test_endpoints(endpoint: str) -> None:
+def test_endpoints_are_accepted(endpoint: str) -> None:
     validate_endpoint(endpoint)
 
 
-# ------------------------------------------------------------------------------------------------------ what they mean
+# ------------------------------------------------------------------------------------------------ meaning of fields
 
 
 @pytest.mark.parametrize(
@@ -567,7 +569,7 @@ def test_endpoints(endpoint: str) -> None:
         (pb.JournalSpec.O_RDWR, True, True),
     ],
 )
-def test_flags(flags: int, read: bool, write: bool) -> None:
+def test_flags_determine_read_and_write_access(flags: int, read: bool, write: bool) -> None:
     assert may_read(pb.JournalSpec(flags=flags)) is read
     assert may_write(pb.JournalSpec(flags=flags)) is write
 
@@ -581,14 +583,16 @@ def test_flags(flags: int, read: bool, write: bool) -> None:
         ("FULL", 3, 9, 0),
     ],
 )
-def test_effective_replication(level: str, replication: int, cap: int, expected: int) -> None:
+def test_the_effective_replication_is_capped_and_depends_on_suspension(
+    level: str, replication: int, cap: int, expected: int
+) -> None:
     found = pb.JournalSpec(replication=replication)
     assert effective_replication(found, cap) == (min(replication, cap))
     found.suspend.level = pb.JournalSpec.Suspend.Level.Value(level)
     assert effective_replication(found, cap) == expected
 
 
-def test_route_equivalence() -> None:
+def test_equivalent_routes_differ_only_in_endpoints() -> None:
     left, right = route(), route()
     right.ClearField("endpoints")
     assert routes_equivalent(left, right)

@@ -1,4 +1,4 @@
-"""`coranto.testing.Cluster`: real brokers within this process, at once there and wholly gone afterwards."""
+"""`coranto.testing.Cluster`: real brokers within this process, which start immediately and leave no resources."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ JOURNAL = "my/journal"
 
 
 def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
-    """Run a test in virtual time, where waiting costs nothing and shows."""
+    """Run a test in virtual time, where waiting takes no real time and can be measured."""
     with simulated(0, shuffle=False) as loop:
         loop.run_until_complete(main(loop))
         assert not loop.problems
         assert not loop.unnoticed()
 
 
-def test_it_starts_without_waiting() -> None:
+def test_a_cluster_starts_without_waiting() -> None:
     async def main(loop: SimLoop) -> None:
         async with Cluster(brokers=3) as cluster:
-            # Mirrors of etcd take changes up in bundles of a hundredth of a second. Each broker waits for one, and the
-            # creation of a journal for two in turn.
+            # Mirrors of etcd apply changes in batches of 10 ms. Each broker waits for one batch, and the creation of a
+            # journal for two consecutive ones.
             assert loop.time() < 0.011
             assert loop.steps < 300
             await cluster.create(JOURNAL)
@@ -55,7 +55,7 @@ def test_it_starts_without_waiting() -> None:
     virtually(main)
 
 
-class _Left:
+class _Resources:
     """Resources that a test might leave in this process."""
 
     def __init__(self) -> None:
@@ -64,8 +64,8 @@ class _Left:
         self.files = len(os.listdir("/proc/self/fd"))
         self.factory = asyncio.get_running_loop().get_task_factory()
 
-    def is_within(self, before: _Left) -> bool:
-        """Return whether nothing was added. gRPC objects of earlier tests may end meanwhile."""
+    def is_within(self, before: _Resources) -> bool:
+        """Return True if no resource was added. gRPC objects of earlier tests may end concurrently."""
         return (
             self.tasks == before.tasks
             and self.threads <= before.threads
@@ -78,7 +78,7 @@ class _Left:
 
 
 @pytest.mark.parametrize("error", [None, ValueError, asyncio.CancelledError])
-async def test_it_leaves_nothing_behind(error: type[BaseException] | None) -> None:
+async def test_a_cluster_leaves_no_resources(error: type[BaseException] | None) -> None:
     async def use() -> None:
         async with Cluster(brokers=2) as cluster:
             await cluster.create(JOURNAL)
@@ -91,10 +91,10 @@ async def test_it_leaves_nothing_behind(error: type[BaseException] | None) -> No
             if error is not None:
                 raise error
 
-    await use() if error is None else await _raises(error, use())  # The first brings up what is shared for good.
-    before = _Left()
+    await use() if error is None else await _raises(error, use())  # The first one creates shared resources.
+    before = _Resources()
     await use() if error is None else await _raises(error, use())
-    assert _Left().is_within(before)
+    assert _Resources().is_within(before)
 
 
 async def _raises(error: type[BaseException], work: Coroutine[Any, Any, None]) -> None:
@@ -102,21 +102,21 @@ async def _raises(error: type[BaseException], work: Coroutine[Any, Any, None]) -
         await work
 
 
-async def test_a_start_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_start_leaves_no_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: object) -> None:
         raise CorantoError("no luck today")
 
     monkeypatch.setattr("coranto.testing.cluster.find_broker", lambda: broken)
-    before = _Left()
+    before = _Resources()
     cluster = Cluster()
     with pytest.raises(ClusterError, match="broker-0 could not be started: no luck today"):
         await cluster.__aenter__()
-    assert _Left().is_within(before)
+    assert _Resources().is_within(before)
     with pytest.raises(ClusterError, match="does not run"):
         cluster.client()
 
 
-async def test_another_task_factory_stays_in_place() -> None:
+async def test_another_task_factory_is_kept() -> None:
     loop, made = asyncio.get_running_loop(), []
 
     def factory(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
@@ -134,7 +134,7 @@ async def test_another_task_factory_stays_in_place() -> None:
         loop.set_task_factory(None)
 
 
-def test_journals_look_the_same_to_all_clients() -> None:
+def test_all_clients_see_the_same_journals() -> None:
     async def main(_: SimLoop) -> None:
         async with Cluster(brokers=3, zones=("here", "there")) as cluster:
             await cluster.create(JOURNAL, labels={"owner": "me"})
@@ -162,7 +162,7 @@ def test_journals_look_the_same_to_all_clients() -> None:
     virtually(main)
 
 
-def test_a_journal_outlives_a_broker_that_is_killed() -> None:
+def test_a_journal_survives_a_killed_broker() -> None:
     async def main(loop: SimLoop) -> None:
         async with Cluster(brokers=3) as cluster:
             await cluster.create(JOURNAL)
@@ -174,7 +174,7 @@ def test_a_journal_outlives_a_broker_that_is_killed() -> None:
                 await client.append(JOURNAL, b"-")
                 await cluster.start(number)
                 await cluster.ready(JOURNAL)
-            assert loop.time() < 1.0  # No lease was waited for.
+            assert loop.time() < 1.0  # No lease had to expire.
             assert await client.read_all(JOURNAL, 0, 6) == b"0-1-2-"
             await cluster.kill(0)
             with pytest.raises(ClusterError, match=r"no full set of replicas after 0\.1 s"):
@@ -185,7 +185,7 @@ def test_a_journal_outlives_a_broker_that_is_killed() -> None:
     virtually(main)
 
 
-def test_the_only_broker_remembers_over_a_kill_and_stores_at_a_graceful_stop() -> None:
+def test_a_single_broker_keeps_content_over_a_kill_and_stores_it_on_stop() -> None:
     async def main(_: SimLoop) -> None:
         async with Cluster(brokers=1) as cluster:
             await cluster.create(JOURNAL)
@@ -228,7 +228,7 @@ def test_a_cut_link_carries_nothing_until_it_is_healed() -> None:
     virtually(main)
 
 
-def test_messages_take_the_time_they_are_told_to() -> None:
+def test_messages_are_delayed_as_configured() -> None:
     async def main(loop: SimLoop) -> None:
         async with Cluster(brokers=1, delay=0.5) as cluster:
             await cluster.create(JOURNAL)
@@ -241,7 +241,7 @@ def test_messages_take_the_time_they_are_told_to() -> None:
     virtually(main)
 
 
-async def test_other_programs_reach_it_by_grpc() -> None:
+async def test_other_programs_connect_to_a_cluster_by_grpc() -> None:
     async with Cluster(brokers=2, grpc=True) as cluster:
         await cluster.create(JOURNAL)
         async with JournalClient(cluster.endpoint) as client:
@@ -258,7 +258,7 @@ async def test_other_programs_reach_it_by_grpc() -> None:
             await client.list()
 
 
-def test_programs_that_block_have_it_too() -> None:
+def test_a_cluster_has_a_blocking_form() -> None:
     with SyncCluster(brokers=2) as cluster:
         cluster.create(JOURNAL)
         client = cluster.client()
@@ -280,7 +280,7 @@ def test_programs_that_block_have_it_too() -> None:
         assert list(cluster.fragments(JOURNAL).values()) == [b"content"]
 
 
-def test_a_log_that_nobody_configured_is_quiet_meanwhile(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unconfigured_log_shows_only_warnings_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     before = structlog.get_config()
     structlog.reset_defaults()
     try:
@@ -300,7 +300,7 @@ def test_a_log_that_nobody_configured_is_quiet_meanwhile(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("entry_points", [[], [importlib.metadata.EntryPoint("broker", "nowhere:run", "x")]])
-async def test_without_a_broker_it_says_what_to_install(
+async def test_without_a_broker_the_error_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, entry_points: list[importlib.metadata.EntryPoint]
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: entry_points)
@@ -351,7 +351,7 @@ def test_the_examples_run(number: int, capsys: pytest.CaptureFixture[str]) -> No
 
 
 async def test_the_example_of_a_notebook_runs() -> None:
-    """As a notebook does it: the cell is a coroutine where it awaits."""
+    """As a notebook does: a cell with `await` is a coroutine."""
     names: dict[str, Any] = {}
     cell = eval(compile(_examples()[1], "cell", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
     await cell
@@ -359,10 +359,10 @@ async def test_the_example_of_a_notebook_runs() -> None:
     assert repr(names["cluster"]) == "<Cluster of 3 brokers, not running>"
 
 
-async def test_it_may_stay_over_several_cells_of_a_notebook() -> None:
+async def test_a_cluster_may_run_over_several_cells_of_a_notebook() -> None:
     made = Cluster(brokers=2)
     assert repr(made) == "<Cluster of 2 brokers, not running>"
-    await made.close()  # There is nothing to end.
+    await made.close()  # It is not running.
     cluster = await made
     assert cluster is made
     await cluster.create(JOURNAL)
@@ -373,7 +373,7 @@ async def test_it_may_stay_over_several_cells_of_a_notebook() -> None:
     await cluster.close()
     await cluster.close()
     assert repr(cluster) == "<Cluster of 2 brokers, not running>"
-    async with cluster:  # It can be started anew, empty.
+    async with cluster:  # It can be started again, empty.
         assert not (await cluster.client().list()).journals
 
 

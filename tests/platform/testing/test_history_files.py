@@ -59,10 +59,10 @@ def small_history() -> tuple[History, bytes]:
     return history, read.content
 
 
-def test_porcupine_gets_outcomes_that_are_resolved_from_the_content() -> None:
+def test_porcupine_files_have_outcomes_resolved_from_the_content() -> None:
     history, content = small_history()
     lines = [json.loads(line) for line in porcupine_lines(history, {JOURNAL: content})]
-    # The refusal at 3 s may be due to the append at 0.5 s, which never was applied.
+    # The refusal at 3 s may be due to the append at 0.5 s, which was never applied.
     assert [(each["call"], each["return"], each["begin"], each["refusal"]) for each in lines] == [
         (0, 10**9, 0, ""),
         (2 * 10**8, 4 * 10**8, -1, "REGISTER_MISMATCH"),
@@ -75,7 +75,7 @@ def test_porcupine_gets_outcomes_that_are_resolved_from_the_content() -> None:
     assert lines[2]["registers"] is None
 
 
-def test_elle_gets_appends_to_lists_and_reads_of_lists() -> None:
+def test_elle_files_have_appends_to_lists_and_reads_of_lists() -> None:
     history, _ = small_history()
     lines = list(elle_lines(history))
     assert lines[:2] == [
@@ -121,12 +121,12 @@ def test_histories_of_several_processes_are_merged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"x", numbered_content(1, b"abc")[:-1], numbered_content(1, b"abc") + b"@"])
-def test_content_that_is_no_list_of_appends_is_refused(content: bytes) -> None:
+def test_content_that_is_not_a_list_of_appends_is_refused(content: bytes) -> None:
     with pytest.raises(InvalidInput, match="is not a whole append at offset"):
         numbers_in(content)
 
 
-def test_content_names_its_append() -> None:
+def test_content_identifies_its_append() -> None:
     large = 1_234_567
     contents = [unique_content(number, random.Random(1), 0, 60) for number in (0, 7, large)]
     assert numbers_in(b"".join(contents)) == [

@@ -1,4 +1,4 @@
-"""Calls over frames: messages, ends and breaks, as gRPC's calls tell them."""
+"""Calls over frames: messages, ends and failures, as gRPC's calls report them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANSWER = AppendAnswers(answers=[AppendAnswer(id=7, response=b"done")])
 
 @contextlib.asynccontextmanager
 async def called(serve: Serve, *, name: str = "") -> AsyncIterator[FrameCall[AppendAnswers]]:
-    """A call to a server that runs `serve` on the connection."""
+    """Yield a call to a server that runs `serve` on the connection."""
     serving: list[asyncio.Task[None]] = []
 
     def accept() -> FrameConnection:
@@ -58,7 +58,7 @@ async def status(call: FrameCall[AppendAnswers]) -> tuple[grpc.StatusCode, str]:
     return error.value.code(), error.value.details() or ""
 
 
-async def test_a_call_has_its_opening_its_messages_and_both_ends() -> None:
+async def test_a_call_has_an_opening_messages_and_both_ends() -> None:
     async def serve(connection: FrameConnection, first: Frame) -> None:
         opening = FrameOpening(method="AppendStream", key=b"key", authorization="Bearer x", user_agent="me grpc-frames")
         assert (first.kind, FrameOpening.FromString(first.payload)) == (FrameKind.OPENING, opening)
@@ -76,7 +76,7 @@ async def test_a_call_has_its_opening_its_messages_and_both_ends() -> None:
         assert (await call.code(), await call.details()) == (grpc.StatusCode.OK, "")
 
 
-async def test_answers_that_came_before_the_connection_broke_are_read_although_a_write_has_failed() -> None:
+async def test_answers_received_before_a_failed_write_are_read() -> None:
     async def serve(connection: FrameConnection, _: Frame) -> None:
         for _ in range(2):
             await connection.write(FrameKind.MESSAGE, ANSWER.SerializeToString())
@@ -92,7 +92,7 @@ async def test_answers_that_came_before_the_connection_broke_are_read_although_a
             await call.done_writing()
 
 
-async def test_the_status_of_a_refusal_is_told() -> None:
+async def test_the_status_of_a_refusal_is_reported() -> None:
     async def serve(connection: FrameConnection, _: Frame) -> None:
         await connection.write(FrameKind.MESSAGE, ANSWER.SerializeToString())
         connection.end(FrameEnd(code=grpc.StatusCode.ABORTED.value[0], details="in words").SerializeToString())
@@ -105,7 +105,7 @@ async def test_the_status_of_a_refusal_is_told() -> None:
 
 
 @pytest.mark.parametrize(("kind", "payload"), [(FrameKind.MESSAGE, b"\xff"), (FrameKind.END, b"\xff"), (9, b"")])
-async def test_frames_that_cannot_be_read_end_the_call(kind: FrameKind, payload: bytes) -> None:
+async def test_unreadable_frames_end_the_call(kind: FrameKind, payload: bytes) -> None:
     async def serve(connection: FrameConnection, _: Frame) -> None:
         await connection.write(kind, payload)
 
@@ -115,7 +115,7 @@ async def test_frames_that_cannot_be_read_end_the_call(kind: FrameKind, payload:
         assert f"kind {int(kind)}" in words
 
 
-async def test_a_connection_that_breaks_makes_the_broker_unavailable() -> None:
+async def test_a_broken_connection_makes_the_broker_unavailable() -> None:
     async def serve(connection: FrameConnection, _: Frame) -> None:
         connection.abort("killed")
 
@@ -125,21 +125,21 @@ async def test_a_connection_that_breaks_makes_the_broker_unavailable() -> None:
             await call.done_writing()
 
 
-async def test_a_port_where_nobody_listens_makes_the_broker_unavailable() -> None:
+async def test_a_closed_port_makes_the_broker_unavailable() -> None:
     port = FramePort(port=processes.free_port(), key=b"key")
     with pytest.raises(grpc.aio.AioRpcError, match=f"127.0.0.1 port {port.port}"):
         await FrameDialer("127.0.0.1", None).open("AppendStream", port, None, AppendAnswers.FromString)
 
 
 @pytest.mark.parametrize(("host", "number"), [("127.0.0.1", 70_000), ("a" * 70, 1), ("a..b", 1)])
-async def test_a_port_or_a_host_that_none_can_be_makes_the_broker_unavailable(host: str, number: int) -> None:
+async def test_an_invalid_port_or_host_makes_the_broker_unavailable(host: str, number: int) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await FrameDialer(host, None).open("AppendStream", FramePort(port=number), None, AppendAnswers.FromString)
     assert error.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 class Received:
-    """Keeps what a call passes on: messages, and then once its status."""
+    """Records messages of a call, and then its status."""
 
     def __init__(self) -> None:
         self.messages: list[AppendAnswers] = []
@@ -151,7 +151,7 @@ class Received:
 
 
 @pytest.mark.parametrize("ends", ["in order", "refused", "broken", "unreadable"])
-async def test_messages_and_the_end_are_passed_on_as_they_come(ends: str) -> None:
+async def test_messages_and_the_end_are_delivered_on_arrival(ends: str) -> None:
     async def serve(connection: FrameConnection, _: Frame) -> None:
         for _ in range(3):
             await connection.write(FrameKind.MESSAGE, ANSWER.SerializeToString())
@@ -162,7 +162,7 @@ async def test_messages_and_the_end_are_passed_on_as_they_come(ends: str) -> Non
         elif ends == "refused":
             connection.end(FrameEnd(code=grpc.StatusCode.ABORTED.value[0]).SerializeToString())
         elif ends == "broken":
-            await connection.read()  # An abort would throw away what is on its way.
+            await connection.read()  # An abort would discard data in flight.
             connection.abort("killed")
         else:
             await connection.write(FrameKind.MESSAGE, b"\xff")
@@ -191,7 +191,7 @@ async def test_messages_and_the_end_are_passed_on_as_they_come(ends: str) -> Non
         assert not call.write_now(AppendBatch().SerializeToString())
 
 
-async def test_nothing_is_passed_on_once_a_call_was_given_up_but_its_end() -> None:
+async def test_after_a_cancellation_only_the_end_is_delivered() -> None:
     async def serve(connection: FrameConnection, _: Frame) -> None:
         for _ in range(3):
             await connection.write(FrameKind.MESSAGE, ANSWER.SerializeToString())
@@ -211,7 +211,7 @@ async def test_nothing_is_passed_on_once_a_call_was_given_up_but_its_end() -> No
         assert 1 <= count == len(found.messages)
 
 
-async def test_a_message_for_a_server_that_does_not_read_is_not_taken_at_once() -> None:
+async def test_writes_are_refused_while_the_server_does_not_read() -> None:
     read = asyncio.Event()
     whole = 0
 
@@ -228,7 +228,7 @@ async def test_a_message_for_a_server_that_does_not_read_is_not_taken_at_once() 
         call.receive(found.messages.append, found.ended.set_result)
         while call.write_now(b"x" * (1 << 16)):
             sent += 1
-            assert sent < 10_000, "the connection holds all that is written"
+            assert sent < 10_000, "the connection has no bound"
         read.set()
         await asyncio.wait_for(call.done_writing(), 10)
         assert await found.status() is None

@@ -1,4 +1,4 @@
-"""Connections of frames: back-pressure both ways, silent peers, ends, and the bound on what a server holds."""
+"""Connections of frames: back-pressure in both directions, silent peers, ends, and the memory bound of a server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PIECE = b"x" * (256 << 10)
 async def connected(
     budget: FrameBudget | None = None,
 ) -> AsyncIterator[tuple[FrameConnection, FrameConnection, list[bool]]]:
-    """A client's connection and the server's, and whether the server's was lost."""
+    """Yield a client's connection, the server's, and a list that records the loss of the server's."""
     lost: list[bool] = []
     accepted: asyncio.Future[FrameConnection] = asyncio.get_running_loop().create_future()
 
@@ -61,7 +61,7 @@ async def write_all(connection: FrameConnection, count: int) -> int:
     return sum([await connection.write(FrameKind.MESSAGE, PIECE) for _ in range(count)])
 
 
-async def test_a_slow_reader_stops_the_writer_and_gets_everything_in_the_end() -> None:
+async def test_a_slow_reader_stops_the_writer_and_gets_all_frames() -> None:
     async with connected() as (client, server, _):
         count = 200  # 50 MiB, more than the kernel and both sides hold.
         writing = asyncio.create_task(write_all(client, count))
@@ -73,7 +73,7 @@ async def test_a_slow_reader_stops_the_writer_and_gets_everything_in_the_end() -
         assert await writing == count
 
 
-async def test_empty_frames_that_nobody_reads_are_bounded_too() -> None:
+async def test_unread_empty_frames_are_bounded() -> None:
     async with connected() as (client, server, _):
         assert client._transport is not None
         frame = b"".join(encoded(FrameKind.MESSAGE, b""))
@@ -85,7 +85,7 @@ async def test_empty_frames_that_nobody_reads_are_bounded_too() -> None:
             assert await server.read() == (FrameKind.MESSAGE, b"")
 
 
-async def test_what_was_received_before_the_end_is_read_and_then_the_reason_is_told() -> None:
+async def test_frames_received_before_the_end_are_read_and_then_the_reason() -> None:
     async with connected() as (client, server, lost):
         await client.write(FrameKind.MESSAGE, b"last words")
         assert await server.read() == (FrameKind.MESSAGE, b"last words")
@@ -108,7 +108,7 @@ async def test_the_last_frame_arrives_although_the_other_side_still_sends() -> N
         await asyncio.wait_for(writing, 10)
 
 
-async def test_bytes_that_are_no_frames_end_the_connection_with_a_word_why() -> None:
+async def test_invalid_frames_end_the_connection_with_the_reason() -> None:
     async with connected() as (client, server, _):
         assert client._transport is not None
         client._transport.write(b"\xff" * 64)
@@ -118,11 +118,11 @@ async def test_bytes_that_are_no_frames_end_the_connection_with_a_word_why() -> 
         assert "is longer than" in FrameEnd.FromString(frame.payload).details
 
 
-async def test_a_peer_that_gives_no_sign_of_life_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_peer_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected() as (client, _, _):
         client.watch()
-        client._check_silence(False)  # A minute of silence: it asks.
-        await eventually(lambda: client._heard)  # The other side answers, though nobody reads there.
+        client._check_silence(False)  # A minute of silence causes a ping.
+        await eventually(lambda: client._heard)  # The other side answers, although no task reads there.
         client._check_silence(True)
         assert client.problem is None
         monkeypatch.setattr(FrameConnection, "data_received", lambda *_: None)
@@ -133,7 +133,7 @@ async def test_a_peer_that_gives_no_sign_of_life_is_given_up(monkeypatch: pytest
         assert "silent" in str(client.problem)
 
 
-async def test_connections_that_hold_too_much_together_are_ended_and_give_it_back() -> None:
+async def test_connections_beyond_the_shared_budget_are_closed_and_release_it() -> None:
     budget = FrameBudget(3 * len(PIECE))
     async with connected(budget) as (one, small, _), connected(budget) as (client, large, lost):
         await one.write(FrameKind.MESSAGE, b"little")
@@ -146,7 +146,7 @@ async def test_connections_that_hold_too_much_together_are_ended_and_give_it_bac
 
 
 class Sent(asyncio.Transport):
-    """A transport that keeps what is sent."""
+    """A transport that records sent data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ def bytes_of(kind: FrameKind, payload: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("kind", [FrameKind.PING, FrameKind.PONG, FrameKind.MESSAGE, FrameKind.OPENING])
-async def test_before_a_call_is_opened_one_frame_is_all_that_is_looked_at(kind: FrameKind) -> None:
+async def test_only_one_frame_is_accepted_before_a_call_is_opened(kind: FrameKind) -> None:
     flooded, sent = made()
     flooded.data_received(bytes_of(kind) * 50_000)
     assert not flooded._frames
@@ -189,13 +189,13 @@ async def test_before_a_call_is_opened_one_frame_is_all_that_is_looked_at(kind: 
 
     late, sent = made()
     late.data_received(bytes_of(kind))
-    assert await late.read() == (kind, b"")  # Also a question for a sign of life: it gets no answer yet.
+    assert await late.read() == (kind, b"")  # This includes pings, which get no answer yet.
     late.data_received(b"\0")
     assert "before the call was opened" in str(late.problem)
     assert len(sent.pieces) == 2
 
 
-async def test_many_questions_for_a_sign_of_life_get_one_answer_and_too_many_end_the_connection() -> None:
+async def test_many_pings_get_one_answer_and_too_many_end_the_connection() -> None:
     connection, sent = made()
     connection.data_received(bytes_of(FrameKind.OPENING))
     connection.opened(LIMIT, FrameBudget(LIMIT))
@@ -207,7 +207,7 @@ async def test_many_questions_for_a_sign_of_life_get_one_answer_and_too_many_end
     assert await connection.read() is None
 
 
-async def test_what_is_read_after_the_loss_is_not_held() -> None:
+async def test_frames_read_after_the_loss_do_not_count_in_the_budget() -> None:
     budget = FrameBudget(1 << 30)
     connection, _ = made()
     connection.opened(LIMIT, budget)
@@ -219,21 +219,21 @@ async def test_what_is_read_after_the_loss_is_not_held() -> None:
     assert budget.held == 0
 
 
-async def test_a_frame_that_was_begun_must_come_whole_unless_this_side_does_not_read() -> None:
+async def test_a_started_frame_must_be_completed_in_time_unless_reading_is_paused() -> None:
     connection, sent = made()
     connection.opened(LIMIT, FrameBudget(1 << 30))
     frame = bytes_of(FrameKind.MESSAGE, b"late")
     connection._check_progress()  # Idle for a minute.
     connection.data_received(frame[:-1])
     connection._check_progress()
-    connection.data_received(frame[-1:] + frame[:6])  # It came whole, and the next one has begun.
+    connection.data_received(frame[-1:] + frame[:6])  # The frame is complete, and the next one has started.
     connection._check_progress()
     connection._reading_paused = True
     connection._check_progress()
     assert await connection.read() == (FrameKind.MESSAGE, b"late")
     connection._check_progress()
     assert connection.fault is None
-    connection.data_received(frame[6:7])  # A byte a minute does not do.
+    connection.data_received(frame[6:7])  # One byte per minute is too slow.
     connection._check_progress()
     assert connection.fault is FrameFault.LATE
     assert "the rest of a frame did not arrive" in (connection.problem or "")

@@ -1,4 +1,4 @@
-"""Frames come out as they were put in, however the bytes are cut; what is not frames is refused soon."""
+"""Frames round-trip for any split of the bytes; invalid frames are refused early."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def feed_in_pieces(decoder: FrameDecoder, data: bytes, piece: int) -> list[Frame
 
 
 @given(FRAMES, st.lists(st.integers(0, 2000)))
-def test_frames_come_out_as_they_were_put_in_however_the_bytes_are_cut(
-    frames: list[tuple[FrameKind, bytes]], cuts: list[int]
-) -> None:
+def test_frames_round_trip_for_any_split_of_the_bytes(frames: list[tuple[FrameKind, bytes]], cuts: list[int]) -> None:
     data, decoder, found = bytes_of(frames), FrameDecoder(LIMIT), list[Frame]()
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     for begin, end in pairwise(edges):
@@ -36,7 +34,7 @@ def test_frames_come_out_as_they_were_put_in_however_the_bytes_are_cut(
 
 
 @given(FRAMES, st.integers(1, 400))
-def test_bytes_that_are_missing_at_the_end_make_no_frame(frames: list[tuple[FrameKind, bytes]], missing: int) -> None:
+def test_an_incomplete_frame_is_not_returned(frames: list[tuple[FrameKind, bytes]], missing: int) -> None:
     data = bytes_of(frames)
     found = FrameDecoder(LIMIT).feed(data[: max(0, len(data) - missing)])
     assert found == frames[: len(found)]
@@ -44,7 +42,7 @@ def test_bytes_that_are_missing_at_the_end_make_no_frame(frames: list[tuple[Fram
 
 
 @given(st.binary(max_size=64), st.integers(1, 64))
-def test_bytes_that_are_no_frames_are_refused_and_never_kept(garbage: bytes, piece: int) -> None:
+def test_invalid_frames_are_refused_and_not_buffered(garbage: bytes, piece: int) -> None:
     decoder = FrameDecoder(LIMIT)
     try:
         assert feed_in_pieces(decoder, garbage, piece) == []
@@ -54,20 +52,20 @@ def test_bytes_that_are_no_frames_are_refused_and_never_kept(garbage: bytes, pie
 
 
 @pytest.mark.parametrize("piece", [1, 4, 100])
-def test_a_client_of_another_protocol_is_told_where_it_is(piece: int) -> None:
+def test_a_client_of_another_protocol_is_referred_to_the_grpc_endpoint(piece: int) -> None:
     request, decoder = b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n", FrameDecoder(LIMIT)
     with pytest.raises(FrameError, match="connect to the gRPC endpoint"):
         feed_in_pieces(decoder, request, piece)
 
 
 @pytest.mark.parametrize("piece", [1, 100])
-def test_another_version_is_told_both_versions(piece: int) -> None:
+def test_a_client_of_another_version_gets_both_versions(piece: int) -> None:
     preface, decoder = PREFACE[:-1] + b"\x07more", FrameDecoder(LIMIT)
     with pytest.raises(FrameError, match="speaks version 1 of the frame transport, the other version 7"):
         feed_in_pieces(decoder, preface, piece)
 
 
-def test_a_length_beyond_the_limit_is_refused_before_its_payload_comes() -> None:
+def test_a_length_beyond_the_limit_is_refused_before_the_payload() -> None:
     decoder = FrameDecoder(LIMIT)
     assert decoder.feed(PREFACE + b"".join(encoded(FrameKind.MESSAGE, b"x" * LIMIT))) == [
         (FrameKind.MESSAGE, b"x" * LIMIT)

@@ -8,7 +8,7 @@ F = descriptor_pb2.FieldDescriptorProto
 
 
 def shop(*fields: tuple[object, ...], syntax: str = "proto3", extra: bool = False) -> bytes:
-    """Return descriptors of `shop.Order`: fields by number, name and type, and perhaps label or type's name."""
+    """Return descriptors of `shop.Order`: fields by number, name, type, and optional label or type name."""
     found = descriptor_pb2.FileDescriptorSet()
     timestamp_pb2.DESCRIPTOR.CopyToProto(found.file.add())
     file = found.file.add(name="shop.proto", package="shop", syntax=syntax, dependency=[timestamp_pb2.DESCRIPTOR.name])

@@ -1,4 +1,4 @@
-"""Random types of fields, for the tests of all that takes them."""
+"""Random types of fields for tests."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def json_messages(fields: tuple[TypeField, ...]) -> st.SearchStrategy[dict[str, 
 
 
 def later_fields(fields: tuple[TypeField, ...]) -> st.SearchStrategy[tuple[TypeField, ...]]:
-    """Return versions of fields that are backward compatible: dropped, added, wider and nullable ones."""
+    """Return backward compatible versions of fields: with dropped, added, wider and nullable ones."""
     kept = st.tuples(*(_later_field(field) for field in fields))
     present = {field.name.casefold() for field in fields}
     added = st.lists(

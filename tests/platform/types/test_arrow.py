@@ -25,12 +25,12 @@ def nullable(kind):
 
 
 @given(FIELDS)
-def test_schemas_are_the_same_fields_but_nullable(fields):
+def test_fields_round_trip_through_schemas_as_nullable_fields(fields):
     expected = tuple(TypeField(field.name, nullable(field.kind)) for field in fields)
     assert fields_of_arrow(arrow_schema(fields)) == expected
 
 
-def test_other_types_of_arrow_are_the_fields_that_hold_their_values():
+def test_other_types_of_arrow_become_fields_that_hold_their_values():
     schema = pa.schema(
         [
             pa.field("a", pa.large_string(), nullable=False),
@@ -48,7 +48,7 @@ def test_other_types_of_arrow_are_the_fields_that_hold_their_values():
 @pytest.mark.parametrize(
     "kind", [pa.uint64(), pa.timestamp("ns"), pa.time64("us"), pa.duration("s"), pa.decimal256(50, 2)]
 )
-def test_types_that_fields_do_not_have_are_refused(kind):
+def test_unsupported_arrow_types_are_refused(kind):
     with pytest.raises(InvalidInput, match=r"schema: a is .*, which fields of message types are not: cast it"):
         fields_of_arrow(pa.schema([("a", kind)]))
 
@@ -67,7 +67,7 @@ def table(lines=(), m=(), ids=(1,), **more):
     return pa.table({**fields, **more})
 
 
-def test_tables_that_fit_are_taken():
+def test_tables_that_fit_are_accepted():
     fields = parse_fields(FIELD_TEXT)
     require_table(table([{"item": "a", "n": None}, None], [("k", {"x": 1}), ("l", None)]), fields)
     require_table(table(None, None), fields)
@@ -75,7 +75,7 @@ def test_tables_that_fit_are_taken():
 
 
 def dictionary(values):
-    """Return a column of one row, which has the last one of a dictionary's values."""
+    """Return a column of one row with the last value of a dictionary."""
     return pa.DictionaryArray.from_arrays(pa.array([len(values) - 1]), pa.array(values, pa.int64()))
 
 

@@ -1,4 +1,4 @@
-"""The catalog: what records register, hostile ones included, and what may be registered next."""
+"""The catalog: the versions that records register, including hostile records, and the rules for the next version."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def find(catalog: Catalog, text: str) -> TypeVersion:
 ONE, TWO = version(1), version(2, "id BIGINT, x INT")
 
 
-def test_records_are_versions_in_their_order():
+def test_records_are_versions_in_order():
     catalog = catalog_of(ONE.to_line(), version(1, name="a").to_line(), TWO.to_line())
     assert catalog.names == ("a", "shop.Order")
     assert find(catalog, "shop.Order") == TWO == find(catalog, "shop.Order@2")
@@ -49,7 +49,7 @@ def test_records_are_versions_in_their_order():
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20))
-def test_content_may_come_in_any_pieces(sizes):
+def test_content_may_be_fed_in_any_pieces(sizes):
     content = ONE.to_line() + b"junk\n" + TWO.to_line()
     catalog = Catalog("types/registry")
     for size in sizes:
@@ -83,7 +83,7 @@ STRAYS = {
 
 
 @pytest.mark.parametrize("case", STRAYS)
-def test_lines_that_are_no_version_are_passed_over_and_told(case):
+def test_invalid_lines_are_skipped_and_reported(case):
     line, problem = STRAYS[case]
     catalog = catalog_of(ONE.to_line(), line, TWO.to_line())
     assert catalog.history("shop.Order") == (ONE, TWO)
@@ -91,7 +91,7 @@ def test_lines_that_are_no_version_are_passed_over_and_told(case):
     assert problem in catalog.strays[0].problem
 
 
-def test_a_giant_line_is_passed_over_without_keeping_it(monkeypatch):
+def test_a_giant_line_is_skipped_without_buffering_it(monkeypatch):
     monkeypatch.setattr(catalog_module, "MAX_RECORD_BYTES", 1000)
     catalog = catalog_of(ONE.to_line())
     for _ in range(50):
@@ -106,19 +106,19 @@ def test_a_giant_line_is_passed_over_without_keeping_it(monkeypatch):
         version(3, ", ".join(f"f{n} INT" for n in range(100))).to_line()
 
 
-def test_only_the_first_strays_are_remembered():
+def test_the_number_of_kept_strays_is_bounded():
     catalog = catalog_of(b"junk\n" * 250)
     assert (catalog.stray_count, len(catalog.strays)) == (250, 100)
 
 
 def test_a_record_of_a_later_format_ends_the_fold():
-    for told in (2, "1", None, [1]):
+    for found_format in (2, "1", None, [1]):
         with pytest.raises(CorruptData, match=r"types/registry at offset 0: a record of the format .* later version"):
-            catalog_of(record(registry=told))
+            catalog_of(record(registry=found_format))
 
 
-def test_nothing_is_fed_behind_a_record_of_a_later_format():
-    """A program that asks again must not take what it knows for all."""
+def test_no_content_is_accepted_after_a_record_of_a_later_format():
+    """A program that retries must not treat its incomplete catalog as complete."""
     catalog = catalog_of(ONE.to_line())
     for content in (record(registry=2), b"", TWO.to_line()):
         with pytest.raises(CorruptData, match=f"at offset {len(ONE.to_line())}: a record of the format 2"):
@@ -138,7 +138,7 @@ NOT_UNDERSTOOD = {
 
 
 @pytest.mark.parametrize("case", NOT_UNDERSTOOD)
-def test_a_version_that_is_not_understood_bars_its_type_and_no_other(case):
+def test_an_unreadable_version_blocks_only_its_type(case):
     catalog = catalog_of(
         ONE.to_line(), NOT_UNDERSTOOD[case], version(3, "id BIGINT, y INT").to_line(), version(1, name="a").to_line()
     )
@@ -153,7 +153,7 @@ def test_a_version_that_is_not_understood_bars_its_type_and_no_other(case):
     assert catalog.problem_of("a") == ""
 
 
-def test_a_type_without_a_version_that_is_understood_has_no_earlier_one_to_advise():
+def test_a_type_without_a_readable_version_advises_no_earlier_one():
     catalog = catalog_of(record(version=1, time="now"))
     assert catalog.problem_of("shop.Order").endswith(
         "Use a later version of Coranto; if none wrote this record, give the type another name"
@@ -177,7 +177,7 @@ def following(catalog: Catalog, fields: str, promise: Compatibility | None = Non
     return catalog.next_version(MessageType("shop.Order", JsonForm(), parse_fields(fields)), promise, 5.0)
 
 
-def test_the_same_definition_adds_nothing_whichever_version_has_it():
+def test_a_definition_of_any_version_is_not_registered_again():
     catalog = catalog_of(ONE.to_line(), TWO.to_line())
     assert following(catalog, "id BIGINT, x INT") is None
     assert following(catalog, "id BIGINT") is None
@@ -187,7 +187,7 @@ def test_the_same_definition_adds_nothing_whichever_version_has_it():
     assert (found.number, found.compatibility, found.time) == (3, Compatibility.BACKWARD, 5.0)
 
 
-def test_a_version_is_checked_against_all_earlier_ones_and_each_place_is_told_once():
+def test_a_version_is_checked_against_all_earlier_ones_with_one_problem_per_place():
     catalog = catalog_of(ONE.to_line(), version(2, "x INT").to_line(), version(3, "x BIGINT").to_line())
     with pytest.raises(IncompatibleType) as error:
         following(catalog, "x STRING, id STRING")
@@ -199,19 +199,19 @@ def test_a_version_is_checked_against_all_earlier_ones_and_each_place_is_told_on
     assert "shop.Order is not BACKWARD compatible with its earlier versions" in str(error.value)
 
 
-def test_none_begins_anew_and_is_no_habit():
+def test_none_restarts_the_checks_and_keeps_the_compatibility():
     catalog = catalog_of(version(1, promise=Compatibility.FULL).to_line())
     found = following(catalog, "id STRING", Compatibility.NONE)
     assert found is not None
     catalog.feed(found.to_line())
     assert catalog.promise_of("shop.Order") is Compatibility.FULL
-    assert following(catalog, "id STRING, x INT") is not None  # Version 1 does not count any more.
+    assert following(catalog, "id STRING, x INT") is not None  # Version 1 no longer counts.
     with pytest.raises(IncompatibleType, match="not FULL compatible"):
         following(catalog, "id DATE")
 
 
-def test_a_definition_from_before_a_none_is_a_new_version_again():
-    """Messages of it would break readers of the version that began anew. Going back is beginning anew once more."""
+def test_a_definition_from_before_a_none_becomes_a_new_version():
+    """Its messages would break readers of the version after the restart. Returning to it is another restart."""
     cut = version(2, "id STRING", promise=Compatibility.NONE)
     catalog = catalog_of(ONE.to_line(), cut.to_line())
     assert catalog.version_of(ONE.definition) is None
@@ -224,7 +224,7 @@ def test_a_definition_from_before_a_none_is_a_new_version_again():
     assert following(catalog, "id BIGINT") is None
 
 
-def test_a_promise_lasts_until_another_one_is_given():
+def test_a_compatibility_applies_until_another_one_is_given():
     catalog = catalog_of(version(1, "id INT", promise=Compatibility.FULL).to_line())
     with pytest.raises(IncompatibleType, match="FULL"):
         following(catalog, "id BIGINT")

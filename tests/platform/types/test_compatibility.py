@@ -1,4 +1,4 @@
-"""Versions of message types: what each of the rules allows, and what is told of what breaks them."""
+"""Versions of message types: the changes that each rule allows, and the reported problems of others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.platform.types.strategies import JSON_FIELDS, later_fields
 OLD = "id BIGINT NOT NULL, n INT, lines ARRAY<STRUCT<item: STRING NOT NULL, count: INT>>"
 
 
-def told(new: str, old: str = OLD, promise: Compatibility = Compatibility.BACKWARD) -> list[str]:
+def problem_texts(new: str, old: str = OLD, promise: Compatibility = Compatibility.BACKWARD) -> list[str]:
     types = [MessageType("a", JsonForm("/_u"), parse_fields(fields)) for fields in (new, old)]
     return [str(each) for each in problems_of(*types, promise, 3)]
 
@@ -60,28 +60,28 @@ BACKWARD = {
 @pytest.mark.parametrize("case", BACKWARD)
 def test_new_versions_read_messages_of_earlier_ones(case):
     new, problems = BACKWARD[case]
-    assert told(new) == problems
-    assert told(new, promise=Compatibility.NONE) == []
+    assert problem_texts(new) == problems
+    assert problem_texts(new, promise=Compatibility.NONE) == []
 
 
 def test_earlier_versions_read_messages_of_new_ones():
     forward = Compatibility.FORWARD
-    assert told(OLD + ", x DATE NOT NULL", promise=forward) == []
-    assert told(OLD.replace("n INT,", ""), promise=forward) == []
-    assert told(OLD.replace("n INT", "n SMALLINT NOT NULL"), promise=forward) == []
-    assert told(OLD.replace("id BIGINT NOT NULL, ", ""), promise=forward) == [
+    assert problem_texts(OLD + ", x DATE NOT NULL", promise=forward) == []
+    assert problem_texts(OLD.replace("n INT,", ""), promise=forward) == []
+    assert problem_texts(OLD.replace("n INT", "n SMALLINT NOT NULL"), promise=forward) == []
+    assert problem_texts(OLD.replace("id BIGINT NOT NULL, ", ""), promise=forward) == [
         "id is NOT NULL in version 3, and messages of the new version lack it: keep it"
     ]
-    assert told(OLD.replace("id BIGINT NOT NULL", "id BIGINT"), promise=forward) == [
+    assert problem_texts(OLD.replace("id BIGINT NOT NULL", "id BIGINT"), promise=forward) == [
         "id is NOT NULL in version 3, and nullable in the new version: leave it NOT NULL"
     ]
-    assert told(OLD.replace("n INT", "n BIGINT"), promise=forward) == [
+    assert problem_texts(OLD.replace("n INT", "n BIGINT"), promise=forward) == [
         "n is INT in version 3, which does not hold BIGINT of the new version: keep INT, or add a field of another name"
     ]
 
 
 @given(JSON_FIELDS, JSON_FIELDS)
-def test_full_is_both_and_a_version_is_compatible_with_itself(new, old):
+def test_full_combines_both_and_a_version_is_compatible_with_itself(new, old):
     fresh, before = (MessageType("a", JsonForm("/\0"), fields) for fields in (new, old))
     backward = problems_of(fresh, before, Compatibility.BACKWARD, 1)
     forward = problems_of(fresh, before, Compatibility.FORWARD, 1)
@@ -108,7 +108,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("case", FORMS)
-def test_framing_and_place_of_the_uuid_stay(case):
+def test_framing_and_place_of_the_uuid_must_not_change(case):
     new, old, problem = FORMS[case]
     fields = parse_fields("x STRING")
     [found] = problems_of(MessageType("a", new, fields), MessageType("a", old, fields), Compatibility.BACKWARD, 1)
@@ -116,7 +116,7 @@ def test_framing_and_place_of_the_uuid_stay(case):
     assert found.advice == "keep it, or give these messages a type of another name"
 
 
-def test_columns_of_csv_stay_in_number_and_order_and_may_become_wider():
+def test_columns_of_csv_keep_number_and_order_and_may_become_wider():
     def problems(new: str) -> list[str]:
         types = [MessageType("a", CsvForm(), parse_fields(fields)) for fields in (new, "a INT, b STRING")]
         return [str(each) for each in problems_of(*types, Compatibility.BACKWARD, 1)]
@@ -128,7 +128,7 @@ def test_columns_of_csv_stay_in_number_and_order_and_may_become_wider():
     assert "a is STRING" in problems("a STRING, b STRING")[0]
 
 
-def test_protobuf_messages_keep_what_is_on_the_wire():
+def test_protobuf_messages_keep_their_wire_format():
     def problems(*fields, text="n BIGINT") -> list[str]:
         old = MessageType("o", FixedForm.of(shop(*ORDER), "shop.Order"), parse_fields("n INT"))
         new = MessageType("o", FixedForm.of(shop(*fields), "shop.Order"), parse_fields(text))
@@ -148,12 +148,12 @@ def test_protobuf_messages_keep_what_is_on_the_wire():
     assert "has the type string, and int32 in" in problems((2, "n", F.TYPE_STRING), text="n STRING")[0]
 
 
-def test_lines_stay_what_they_are():
+def test_the_type_of_lines_must_not_change():
     new, old = (MessageType("a", LinesForm(), parse_fields(f"value {kind}")) for kind in ("BINARY", "STRING"))
     assert "value is BINARY in the new version" in str(problems_of(new, old, Compatibility.BACKWARD, 1)[0])
 
 
-def test_changes_are_told_to_people():
+def test_changes_are_described_for_people():
     def changes(new: str, description: str = "") -> tuple[str, ...]:
         before = MessageType("a", JsonForm(), parse_fields("id INT, x STRING"))
         return changes_between(before, MessageType("a", JsonForm(), parse_fields(new), description))

@@ -1,4 +1,4 @@
-"""Definitions of message types: their plain form, and what makes them unsound."""
+"""Definitions of message types: their plain form, and invalid definitions."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ TYPES = {
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_definition_is_read_back_from_its_plain_form(kind):
+def test_a_definition_round_trips_through_its_plain_form(kind):
     plain = json.loads(json.dumps(TYPES[kind].to_plain()))
     assert MessageType.of_plain(plain) == TYPES[kind]
 
 
 @given(JSON_FIELDS)
-def test_any_fields_of_json_are_read_back(fields):
+def test_any_fields_of_json_round_trip(fields):
     found = MessageType("a", JsonForm("/\0/place"), fields)
     assert MessageType.of_plain(json.loads(json.dumps(found.to_plain()))) == found
 
@@ -48,7 +48,7 @@ def plain(**changes):
 PROTOBUF = {"framing": "fixed", "descriptorSet": base64.b64encode(ORDER).decode()}
 
 
-def test_what_a_plain_form_leaves_out_has_defaults():
+def test_omitted_parts_of_a_plain_form_have_defaults():
     assert MessageType.of_plain(plain(framing=None, fields="id BIGINT")) == MessageType(
         "shop.Order", JsonForm(), parse_fields("id BIGINT")
     )
@@ -102,7 +102,7 @@ def test_what_a_plain_form_leaves_out_has_defaults():
         ),
     ],
 )
-def test_what_is_no_definition_is_refused(given, problem):
+def test_invalid_definitions_are_refused(given, problem):
     with pytest.raises(InvalidInput, match=problem):
         MessageType.of_plain(given)
 
@@ -116,13 +116,13 @@ def test_what_is_no_definition_is_refused(given, problem):
         ("/_meta/uuid", "_meta MAP<STRING, STRING>", "_meta"),
     ],
 )
-def test_fields_stand_nowhere_on_the_way_to_the_uuid(pointer, fields, place):
+def test_fields_must_not_overlap_the_path_of_the_uuid(pointer, fields, place):
     """No message could have both, or its UUID would be a column that publishers refuse."""
     with pytest.raises(InvalidInput, match=f"fields: {place} is the place of the UUID: leave it out of the fields"):
         MessageType("a", JsonForm(pointer), parse_fields(fields))
 
 
-def test_fields_beside_the_uuid_are_fine():
+def test_fields_next_to_the_uuid_are_accepted():
     fields = parse_fields("uuid STRING, _meta STRUCT<a: INT, b: STRUCT<uuid: STRING>>")
     assert MessageType("a", JsonForm("/_meta/uuid"), fields).fields == fields
 

@@ -22,7 +22,7 @@ fields:
 """
 
 
-def test_a_document_is_a_definition(tmp_path):
+def test_a_document_is_parsed_into_a_definition(tmp_path):
     fields = parse_fields("id BIGINT NOT NULL, lines ARRAY<STRUCT<item: STRING NOT NULL, count: INT>>")
     expected = MessageType("shop.Order", JsonForm("/uuid"), fields, "Orders.")
     assert parse_type_document(DOCUMENT, tmp_path) == expected
@@ -32,12 +32,12 @@ def test_a_document_is_a_definition(tmp_path):
 
 
 @given(JSON_FIELDS)
-def test_definitions_are_read_back(fields):
+def test_definitions_round_trip(fields):
     found = MessageType("a", JsonForm("/\0/place"), fields)
     assert parse_type_document(format_type_document(found), None) == found
 
 
-def test_descriptors_may_be_a_file_beside_the_document(tmp_path):
+def test_descriptors_may_be_in_a_file_next_to_the_document(tmp_path):
     (tmp_path / "shop.pb").write_bytes(shop((2, "n", F.TYPE_INT32)))
     text = "type: shop.Order\nframing: fixed\ndescriptorFile: shop.pb\n"
     found = parse_type_document(text, tmp_path)
@@ -65,6 +65,6 @@ def test_descriptors_may_be_a_file_beside_the_document(tmp_path):
         ("a: &a [*a]", "line 1: "),
     ],
 )
-def test_what_is_wrong_with_a_document_is_told_with_its_line(tmp_path, text, problem):
+def test_problems_of_a_document_are_reported_with_their_line(tmp_path, text, problem):
     with pytest.raises(InvalidInput, match=problem):
         parse_type_document(text, tmp_path)

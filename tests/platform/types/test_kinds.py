@@ -1,4 +1,4 @@
-"""The types of fields: which of them hold the values of another one, and their places."""
+"""The types of fields: the rules of wider types, and places of nested types."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOT_WIDER = [
 
 
 @pytest.mark.parametrize(("narrow", "wide"), WIDER)
-def test_a_wider_type_holds_all_values_and_not_the_other_way_round(narrow, wide):
+def test_a_wider_type_holds_all_values_of_the_narrower_one_only(narrow, wide):
     assert widens(parse_type(narrow)[0], parse_type(wide)[0])
     assert not widens(parse_type(wide)[0], parse_type(narrow)[0])
 
@@ -53,7 +53,7 @@ def test_widening_is_an_order(one, two, three):
         assert widens(one, three)
 
 
-def test_types_within_types_are_told_with_their_places():
+def test_nested_types_are_listed_with_their_places():
     fields = parse_fields("a INT, b ARRAY<STRUCT<c: MAP<STRING, DATE>>>")
     assert [(place, format_kind(kind)[:4]) for place, kind in kinds_in(fields)] == [
         ("a", "INT"),

@@ -1,4 +1,4 @@
-"""Fields that hold the messages of two types: all fields of both, and types that are wide enough."""
+"""Fields that hold the messages of two types: the fields of both, with types that are wide enough."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.platform.types.strategies import JSON_FIELDS
         ),
     ],
 )
-def test_fields_of_both(known: str, more: str, merged: str) -> None:
+def test_merged_fields_have_the_fields_of_both(known: str, more: str, merged: str) -> None:
     assert format_fields(merged_fields(parse_fields(known), parse_fields(more))) == merged
 
 
@@ -47,13 +47,13 @@ def test_fields_of_both(known: str, more: str, merged: str) -> None:
         ("a DECIMAL(38, 0)", "a DECIMAL(38, 38)", "no type holds both"),
     ],
 )
-def test_types_that_nothing_holds(known: str, more: str, problem: str) -> None:
+def test_types_without_a_common_wider_type_are_refused(known: str, more: str, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         merged_fields(parse_fields(known), parse_fields(more))
 
 
 @given(JSON_FIELDS, JSON_FIELDS)
-def test_the_merged_type_reads_messages_of_both_whatever_their_order(one: object, other: object) -> None:
+def test_the_merged_type_reads_messages_of_both_in_either_order(one: object, other: object) -> None:
     mine, theirs = (MessageType("a", JsonForm("/_u"), fields) for fields in (one, other))  # type: ignore[arg-type]
     try:
         merged = merged_fields(mine.fields, theirs.fields)
@@ -66,6 +66,6 @@ def test_the_merged_type_reads_messages_of_both_whatever_their_order(one: object
     try:
         new = MessageType("a", JsonForm("/_u"), merged)
     except InvalidInput:
-        return  # Names that differ in case only.
+        return  # Names that differ only in case.
     for each in (mine, theirs):
         assert not problems_of(new, each, Compatibility.BACKWARD, 1)

@@ -82,7 +82,7 @@ def test_a_model_becomes_the_fields_of_its_json():
     )
 
 
-def test_what_a_model_writes_fits_its_type():
+def test_messages_of_a_model_fit_its_type():
     framing = TypedLines(Order, "/uuid")
     written = framing.lines.unmarshal(framing.marshal(ORDER, str(uuid4())))
     require_message(written, type_of_model(Order, form=JsonForm("/uuid")).fields, ("uuid",))
@@ -139,7 +139,7 @@ def test_models_without_types_are_refused(kind, problem):
         type_of_model(kind)
 
 
-def test_digits_may_be_bound_beside_none():
+def test_digits_may_be_bounded_in_an_optional_decimal():
     class Priced(BaseModel):
         price: Annotated[Decimal, Field(max_digits=9, decimal_places=2)] | None = None
         other: Decimal | None = Field(None, max_digits=5, decimal_places=1)
@@ -147,7 +147,7 @@ def test_digits_may_be_bound_beside_none():
     assert format_fields(type_of_model(Priced).fields) == "price DECIMAL(9, 2), other DECIMAL(5, 1)"
 
 
-def test_fields_that_are_never_written_are_none_of_the_type():
+def test_excluded_fields_are_not_in_the_type():
     class Account(BaseModel):
         id: int
         password: str = Field("x", exclude=True)
@@ -157,7 +157,7 @@ def test_fields_that_are_never_written_are_none_of_the_type():
     require_message(Account(id=1).model_dump(mode="json"), found.fields)
 
 
-def test_the_uuid_is_left_out_wherever_it_stands():
+def test_the_uuid_is_omitted_at_any_place():
     class Meta(BaseModel):
         uuid: UUID
 

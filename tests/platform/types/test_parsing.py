@@ -1,4 +1,4 @@
-"""The language of fields' types: texts that are read, and what is told of others."""
+"""The language of fields' types: accepted texts, and errors for others."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tests.platform.types.strategies import FIELDS, KINDS
 
 
 @given(FIELDS)
-def test_fields_are_read_back_as_they_were_written(fields):
+def test_fields_round_trip(fields):
     assert parse_fields(format_fields(fields)) == fields
 
 
 @given(KINDS, st.booleans())
-def test_types_are_read_back_as_they_were_written(kind, nullable):
+def test_types_round_trip(kind, nullable):
     assert parse_type(format_kind(kind) + ("" if nullable else " NOT NULL")) == (kind, nullable)
 
 
 @given(st.text(st.sampled_from("aB1`<>(),: NOTULxARYMPSTRUCTINT"), max_size=40))
-def test_any_text_is_fields_or_refused(text):
+def test_any_text_is_parsed_or_refused(text):
     try:
         fields = parse_fields(text)
     except InvalidInput:
@@ -41,7 +41,7 @@ def test_any_text_is_fields_or_refused(text):
     assert parse_fields(format_fields(fields)) == fields
 
 
-def test_spellings_of_spark_are_known():
+def test_spellings_of_spark_are_accepted():
     text = (
         "a integer, b Long not null, c struct<d:string not null, e decimal(5,2)>, `f g` map<string,array<real>>, h dec"
     )
@@ -77,7 +77,7 @@ def test_spellings_of_spark_are_known():
         ("a INT" + ", b INT" * 200_000, "it may have 1048576"),
     ],
 )
-def test_other_texts_are_refused_and_told_where(text, problem):
+def test_other_texts_are_refused_with_the_position(text, problem):
     with pytest.raises(InvalidInput, match=problem):
         parse_fields(text)
 
@@ -90,12 +90,12 @@ def test_other_texts_are_refused_and_told_where(text, problem):
         ("BIGINT NOT NULL x", "is not a type: the end is expected where there is 'x'"),
     ],
 )
-def test_a_text_that_is_no_type_is_told_as_such(text, problem):
+def test_a_text_that_is_not_a_type_is_reported(text, problem):
     with pytest.raises(InvalidInput, match=problem):
         parse_type(text)
 
 
-def test_types_that_were_not_parsed_are_bounded_too():
+def test_the_depth_of_types_is_bounded_when_parsed_alone():
     kind = PlainKind.INT
     for _ in range(MAX_DEPTH + 1):
         kind = ArrayKind(kind)

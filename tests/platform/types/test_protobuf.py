@@ -1,4 +1,4 @@
-"""Protobuf messages as message types: derived fields, fields that they have, and changes on the wire."""
+"""Protobuf messages as message types: derived fields, required fields, and changes on the wire."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def order(*fields):
     return message_class(shop(*fields), "shop.Order")
 
 
-def test_all_fields_but_the_uuid_are_derived():
+def test_all_fields_except_the_uuid_are_derived():
     assert format_fields(fields_of(order(*BASE), "uuid")) == (
         "n INT, big BIGINT, lines ARRAY<STRUCT<item: STRING, count: INT>>, at TIMESTAMP, kind STRING, ratio FLOAT, "
         "late BOOLEAN"
     )
 
 
-def test_required_fields_are_not_null_and_messages_without_end_are_refused():
+def test_required_fields_are_not_null_and_recursive_messages_are_refused():
     required = message_class(shop((2, "n", F.TYPE_INT32, F.LABEL_REQUIRED), syntax="proto2"), "shop.Order")
     assert format_fields(fields_of(required, "uuid")) == "n INT NOT NULL"
     endless = order((2, "inner", F.TYPE_MESSAGE, ".shop.Order"))
@@ -56,13 +56,13 @@ def test_fields_that_a_message_does_not_have_are_refused(fields, problem):
         require_holds(order(*BASE), parse_fields(fields), "uuid")
 
 
-def test_fields_may_be_fewer_and_wider():
+def test_declared_fields_may_be_fewer_and_wider():
     require_holds(
         order(*BASE), parse_fields("n BIGINT, ratio DOUBLE, kind INT, lines ARRAY<STRUCT<count: BIGINT>>"), None
     )
 
 
-def test_descriptors_are_the_same_bytes_whatever_else_is_with_them():
+def test_descriptors_are_the_same_bytes_without_unused_ones():
     assert needed_descriptors(shop(*BASE, extra=True), "shop.Order") == needed_descriptors(shop(*BASE), "shop.Order")
     assert b"Unused" not in needed_descriptors(shop(*BASE, extra=True), "shop.Order")
 
@@ -80,7 +80,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("changed", "problems"), CHANGES)
-def test_changes_that_misread_the_wire_are_told(changed, problems):
+def test_changes_that_misread_the_wire_are_reported(changed, problems):
     kept = [each for each in BASE if each[0] != changed[0] and each[1] != changed[1]]
     found = wire_changes(order(*kept, changed), order(*BASE))
     assert [f"{place}: {problem}" for place, problem in found] == problems
@@ -110,7 +110,7 @@ def kinds(*values: tuple[str, int], syntax: str = "proto3") -> bytes:
 
 
 def test_numbers_of_an_enum_keep_their_values():
-    """A column has the names of values, and another name of a number would tell another story of old messages."""
+    """A column has the names of values, and another name for a number would change the meaning of old messages."""
     paid = kinds(("PAID", 1))
     assert changes(kinds(("PAID", 1), ("LOST", 2)), paid) == []
     assert changes(paid, kinds(("PAID", 1), ("LOST", 2))) == []  # Its column has the number.
@@ -122,7 +122,7 @@ def test_numbers_of_an_enum_keep_their_values():
 
 
 def test_a_closed_enum_has_all_values_of_the_messages():
-    """The parser puts others away, and the field is not set."""
+    """The parser discards unknown values, and the field is not set."""
     old, new = kinds(("PAID", 1), syntax="proto2"), kinds(("PAID", 1), ("LOST", 2), syntax="proto2")
     assert changes(new, old) == []
     assert changes(old, new) == ["kind: lacks the value LOST of the messages, and a closed enum reads it as not set"]
@@ -131,7 +131,7 @@ def test_a_closed_enum_has_all_values_of_the_messages():
 
 
 def of_oneofs(**members: str) -> bytes:
-    """Return descriptors of an order of fields in oneofs; "" is none."""
+    """Return descriptors of an order with fields in oneofs; "" is for a field without a oneof."""
     fields = [(number, name, F.TYPE_INT32) for number, name in enumerate(members, 2)]
 
     def edit(file) -> None:
@@ -146,7 +146,7 @@ def of_oneofs(**members: str) -> bytes:
     return edited(edit, *fields)
 
 
-def test_fields_that_messages_have_at_once_do_not_move_into_one_oneof():
+def test_fields_that_messages_have_together_must_not_move_into_one_oneof():
     apart, together = of_oneofs(a="", b=""), of_oneofs(a="way", b="way")
     problem = "way: is a oneof, and messages may have several of its fields together (a, b)"
     assert changes(together, apart) == [problem]
@@ -169,13 +169,13 @@ def test_fields_that_messages_have_at_once_do_not_move_into_one_oneof():
         (F.TYPE_UINT32, F.TYPE_ENUM, ["kind: has the type uint32, and enum in the messages"]),
     ],
 )
-def test_types_of_the_same_numbers_on_the_wire_may_change(reader, written, problems):
+def test_types_with_the_same_wire_encoding_may_change(reader, written, problems):
     both = [shop((6, "kind", each, *([".shop.Kind"] if each == F.TYPE_ENUM else []))) for each in (reader, written)]
     assert changes(*both) == problems
 
 
 def chained(depth: int, last: int) -> bytes:
-    """Return messages that each have the next one, and a field of a type at the end."""
+    """Return messages that each contain the next one, and a field of a type at the end."""
     found = descriptor_pb2.FileDescriptorSet()
     file = found.file.add(name="chained.proto", package="shop", syntax="proto3")
     for level in range(depth):
@@ -214,14 +214,14 @@ def test_a_wider_integer_reads_the_same_value(value):
     assert wide.FromString(narrow(n=value).SerializeToString()).n == value
 
 
-def test_descriptors_that_are_none_are_refused():
+def test_invalid_descriptors_are_refused():
     with pytest.raises(InvalidInput, match="not a set of file descriptors"):
         message_class(b"\xff\xff", "shop.Order")
     with pytest.raises(InvalidInput, match=r"no shop\.None among the descriptors; there are .*shop\.Order"):
         message_class(shop(), "shop.None")
 
 
-def test_messages_within_messages_are_found():
+def test_nested_messages_are_found():
     def edit(file) -> None:
         file.message_type[1].nested_type.add(name="Paid").field.add(
             name="n", number=1, type=F.TYPE_INT32, label=F.LABEL_OPTIONAL
@@ -234,8 +234,8 @@ def test_messages_within_messages_are_found():
             message_class(descriptors, name)
 
 
-def test_a_field_that_readers_require_must_be_required_before():
-    """A parser refuses a message without it, whatever the fields of the type say."""
+def test_a_field_must_not_become_required():
+    """A parser refuses a message without it, independent of the type's fields."""
     required = message_class(shop((2, "n", F.TYPE_INT32, F.LABEL_REQUIRED), syntax="proto2"), "shop.Order")
     optional = message_class(shop((2, "n", F.TYPE_INT32), syntax="proto2"), "shop.Order")
     for written in (optional, order()):
@@ -245,7 +245,7 @@ def test_a_field_that_readers_require_must_be_required_before():
 
 
 def nested(depth: int, width: int) -> bytes:
-    """Return descriptors of messages that have the next one `width` times."""
+    """Return descriptors of messages that contain the next one `width` times."""
     found = descriptor_pb2.FileDescriptorSet()
     file = found.file.add(name="nested.proto", package="nested", syntax="proto3")
     for level in range(depth):
@@ -259,8 +259,8 @@ def nested(depth: int, width: int) -> bytes:
     return found.SerializeToString()
 
 
-def test_a_message_whose_fields_are_too_many_to_list_is_refused_before_they_are_listed():
-    """Twenty messages of ten fields each are 10^20 fields."""
+def test_a_message_with_too_many_fields_is_refused_without_listing_them():
+    """Twenty nested messages with ten fields each have 10^20 fields."""
     small = message_class(nested(3, 2), "nested.Level0")
     assert format_fields(fields_of(small, None)).count("n") > 3
     with pytest.raises(InvalidInput, match=r"nested\.Level0 has more than 10000 fields"):
@@ -280,7 +280,7 @@ def imports(count: int) -> bytes:
     return found.SerializeToString()
 
 
-def test_files_that_import_each_other_in_a_long_chain_are_taken_or_refused():
+def test_long_chains_of_imports_are_accepted_or_refused():
     chain = imports(100)
     assert needed_descriptors(chain, "chain.M0") == chain
     with pytest.raises(InvalidInput, match="not a set of file descriptors"):

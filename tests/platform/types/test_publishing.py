@@ -1,4 +1,4 @@
-"""Framings of registered types: what they write they read back, and what does not fit they refuse."""
+"""Framings of registered types: messages round-trip, and messages that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_messages_are_read_back_with_their_uuids(case):
+def test_messages_round_trip_with_their_uuids(case):
     of, message = CASES[case]
     framing, uuid = framing_of(of), uuid1()
     [envelope] = iter_messages(framing, "a/b", [framing.marshal(message, uuid)], 0)
@@ -55,14 +55,14 @@ def test_messages_are_read_back_with_their_uuids(case):
     assert (UUID(envelope.uuid) == uuid) == (case != "json without UUIDs")
 
 
-def test_json_that_does_not_fit_is_refused_before_it_is_written_and_read_all_the_same():
+def test_json_that_does_not_fit_is_refused_on_write_but_accepted_on_read():
     framing = framing_of(CASES["json"][0])
     with pytest.raises(InvalidInput, match=r"message: does not fit shop\.Order@1: 'x' is not a field"):
         framing.marshal({"id": 1, "x": 2}, uuid1())
     assert framing.unmarshal(b'{"x":2}') == {"x": 2}
 
 
-def test_messages_of_which_nothing_is_known_have_no_framing_here():
+def test_messages_without_known_fields_have_no_framing():
     for form, kind in ((LinesForm(), "STRING"), (FixedForm(), "BINARY")):
         with pytest.raises(InvalidInput, match="without known fields"):
             framing_of(version(form, f"value {kind}"))

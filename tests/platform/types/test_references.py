@@ -27,7 +27,7 @@ def labels(message_type: str = "", content_type: str = JSON_LINES):
     return label_set({CONTENT_TYPE: content_type, **({MESSAGE_TYPE: message_type} if message_type else {})})
 
 
-def test_all_journals_name_one_type():
+def test_journals_with_one_type_return_it():
     assert type_named_by({"a/one": labels("x.Y"), "a/two": labels("x.Y")}) == "x.Y"
 
 
@@ -39,14 +39,14 @@ def test_journals_of_several_types_are_listed_by_type():
     assert "a/09 and 2 more; x.Z: b/one): select journals of one type, or name a message type" in str(error.value)
 
 
-def test_journals_without_a_type_say_so():
+def test_journals_without_a_type_are_reported():
     with pytest.raises(InvalidInput, match=r"no journal has the label app\.gazette\.dev/message-type \(a/one, a/two\)"):
         type_named_by({"a/one": labels(), "a/two": labels()})
     with pytest.raises(InvalidInput, match="there are no journals"):
         type_named_by({})
 
 
-def test_content_types_agree_with_the_framing():
+def test_content_types_must_agree_with_the_framing():
     json = MessageType("x.Y", JsonForm(), parse_fields("a INT"))
     require_content_type("a/one", labels(), json)
     require_content_type("a/one", label_set({}), json)

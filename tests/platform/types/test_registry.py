@@ -1,4 +1,4 @@
-"""Registries on real brokers: concurrent registrations, lost answers, and registries that are damaged or none."""
+"""Registries on real brokers: concurrent registrations, lost answers, and damaged or missing registries."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def name() -> str:
 
 async def test_a_registry_is_created_once_and_read_by_all(cluster: Cluster, client: JournalClient, name: str) -> None:
     registry = TypeRegistry(client, name)
-    for asked in (registry.register(order("id INT")), registry.find("shop.Order"), registry.catalog()):
+    for request in (registry.register(order("id INT")), registry.find("shop.Order"), registry.catalog()):
         with pytest.raises(JournalNotFound, match="there is no such registry yet, or your token does not cover it"):
-            await asked
+            await request
     first = await registry.register(order("id INT"), like=LIKE)
     again = await registry.register(order("id INT"), like=LIKE)
     second = await registry.register(order("id BIGINT, at TIMESTAMP"))
@@ -89,8 +89,8 @@ async def test_a_version_that_breaks_readers_is_refused_and_adds_nothing(client:
     assert str(done.version) == "shop.Order@2"
 
 
-async def test_of_concurrent_registrations_each_sees_those_before(cluster: Cluster, name: str) -> None:
-    """Some definitions fit together, and others only one of two. Whoever wins, the versions stay compatible."""
+async def test_each_of_several_concurrent_registrations_sees_the_earlier_ones(cluster: Cluster, name: str) -> None:
+    """Some definitions are compatible with each other, others are not. The versions stay compatible in any order."""
     fields = [*(f"id INT, f{n} STRING" for n in range(6)), "id INT, g STRING", "id INT, g DATE", "id INT, g BOOLEAN"]
     registries = [TypeRegistry(cluster.client(), name) for _ in fields]
     done = await asyncio.gather(
@@ -105,11 +105,11 @@ async def test_of_concurrent_registrations_each_sees_those_before(cluster: Clust
     versions = catalog.history("shop.Order")
     assert [each.number for each in versions] == [*range(1, 8)]
     assert catalog.strays == []
-    told = {each.version.number: each.version for each in done if not isinstance(each, BaseException)}
-    assert told == {each.number: each for each in versions}
+    expected = {each.version.number: each.version for each in done if not isinstance(each, BaseException)}
+    assert expected == {each.number: each for each in versions}
 
 
-async def test_the_same_definition_is_registered_once_however_many_register_it(cluster: Cluster, name: str) -> None:
+async def test_concurrent_registrations_of_a_definition_register_it_once(cluster: Cluster, name: str) -> None:
     registries = [TypeRegistry(cluster.client(), name) for _ in range(8)]
     done = await asyncio.gather(*(each.register(order("id INT"), like=LIKE) for each in registries))
     assert [each.is_new for each in done].count(True) == 1
@@ -129,7 +129,7 @@ async def test_tasks_may_share_a_registry(client: JournalClient, name: str) -> N
 
 
 class FixedClock(SystemClock):
-    """A clock whose wall time stands still."""
+    """A clock whose wall time is fixed."""
 
     def __init__(self, time: float) -> None:
         self.time = time
@@ -138,7 +138,7 @@ class FixedClock(SystemClock):
         return self.time
 
 
-class DeafClient(JournalClient):
+class AnswerLosingClient(JournalClient):
     """A client that loses the answers to a number of appends with content, which were applied or not."""
 
     times = 0
@@ -155,23 +155,23 @@ class DeafClient(JournalClient):
 
 @pytest.mark.parametrize("applied", [False, True])
 async def test_lost_answers_register_nothing_twice(cluster: Cluster, name: str, applied: bool) -> None:
-    async with DeafClient.of(cluster.client().config) as deaf:
-        assert isinstance(deaf, DeafClient)
-        deaf.applied = applied
+    async with AnswerLosingClient.of(cluster.client().config) as losing_answers:
+        assert isinstance(losing_answers, AnswerLosingClient)
+        losing_answers.applied = applied
         for number, text in enumerate(("id INT", "id BIGINT"), 1):
-            deaf.times = 1
-            registry = TypeRegistry(deaf, name)
+            losing_answers.times = 1
+            registry = TypeRegistry(losing_answers, name)
             done = await registry.register(order(text), like=LIKE)
             assert (done.version.number, done.is_new) == (number, True)
             assert len((await registry.catalog()).history("shop.Order")) == number
             assert (await registry.catalog()).strays == []
-        deaf.times = 2
+        losing_answers.times = 2
         if not applied:
             with pytest.raises(AppendOutcomeUnknown):
-                await TypeRegistry(deaf, name).register(order("id BIGINT, x INT"))
+                await TypeRegistry(losing_answers, name).register(order("id BIGINT, x INT"))
 
 
-async def test_strays_are_passed_over_and_a_later_format_ends_reads(client: JournalClient, name: str) -> None:
+async def test_strays_are_skipped_and_a_later_format_ends_reads(client: JournalClient, name: str) -> None:
     registry = TypeRegistry(client, name)
     await registry.register(order("id INT"), like=LIKE)
     await client.append(name, b"hello\n")
@@ -179,7 +179,7 @@ async def test_strays_are_passed_over_and_a_later_format_ends_reads(client: Jour
     assert [each.problem for each in (await registry.catalog()).strays] == ["not JSON"]
     await client.append(name, b'{"registry": 2}\n')
     for each in (registry, TypeRegistry(client, name)):
-        for _ in range(2):  # Nor does it end by asking again.
+        for _ in range(2):  # A retry fails, too.
             with pytest.raises(CorruptData, match="use a later version of Coranto"):
                 await each.find("shop.Order")
         with pytest.raises(CorruptData, match="use a later version of Coranto"):
@@ -210,13 +210,13 @@ async def test_lost_registers_are_refused_until_the_loss_is_accepted(client: Jou
     assert (await registry.register(order("id BIGINT, x INT"))).version.number == 3
 
 
-async def test_a_journal_with_other_content_is_no_registry(client: JournalClient) -> None:
+async def test_a_journal_with_other_content_is_not_a_registry(client: JournalClient) -> None:
     await client.append(LIKE, b'{"id": 1}\n')
     with pytest.raises(CorruptData, match="it is not one"):
         await TypeRegistry(client, LIKE).register(order("id INT"))
 
 
-async def test_a_registry_that_was_made_again_is_noticed(cluster: Cluster, client: JournalClient, name: str) -> None:
+async def test_a_recreated_registry_is_detected(cluster: Cluster, client: JournalClient, name: str) -> None:
     registry = TypeRegistry(client, name)
     await registry.register(order("id INT"), like=LIKE)
     [info] = (await client.list(f"name={name}")).journals
@@ -227,11 +227,11 @@ async def test_a_registry_that_was_made_again_is_noticed(cluster: Cluster, clien
 
 
 @pytest.mark.parametrize("fields", [["id INT"], ["id DATE, name STRING", "id DATE, name STRING, x INT"]])
-async def test_a_registry_that_was_made_again_is_noticed_however_long_it_is(
+async def test_a_recreated_registry_is_detected_at_any_length(
     cluster: Cluster, client: JournalClient, name: str, fields: list[str]
 ) -> None:
-    """Otherwise old knowledge and new records would mix, and a version be registered that others pass over."""
-    earlier, later = FixedClock(1.7e9), FixedClock(1.8e9)  # So the first records have the same length.
+    """Otherwise old versions and new records would mix, and registered versions would be skipped by other readers."""
+    earlier, later = FixedClock(1.7e9), FixedClock(1.8e9)  # The first records get the same length.
     reader, registrant = TypeRegistry(client, name), TypeRegistry(client, name, clock=earlier)
     await registrant.register(order("id INT"), like=LIKE)
     await reader.find("shop.Order")
@@ -240,16 +240,14 @@ async def test_a_registry_that_was_made_again_is_noticed_however_long_it_is(
     other = TypeRegistry(cluster.client(), name, clock=later)
     for each in fields:
         await other.register(order(each), like=LIKE)
-    for asked in (reader.find("shop.Order"), registrant.register(order("id BIGINT"))):
+    for request in (reader.find("shop.Order"), registrant.register(order("id BIGINT"))):
         with pytest.raises(CorruptData, match="has other records there now: it was deleted and created again"):
-            await asked
+            await request
     assert (await TypeRegistry(client, name).find("shop.Order")).number == len(fields)
 
 
-async def test_those_who_have_read_before_see_what_came_since(
-    cluster: Cluster, client: JournalClient, name: str
-) -> None:
-    """A reader keeps the version that it has, and a registrant with old knowledge gets the next number."""
+async def test_earlier_readers_see_later_versions(cluster: Cluster, client: JournalClient, name: str) -> None:
+    """A reader keeps the version that it has, and a registrant with an old catalog gets the next number."""
     old = TypeRegistry(client, name)
     first = await old.register(order("id INT"), like=LIKE)
     other = TypeRegistry(cluster.client(), name)
@@ -277,7 +275,7 @@ async def test_a_definition_of_a_mebibyte_is_registered_and_a_larger_one_refused
 
 
 class JumpingClient(JournalClient):
-    """A client of brokers that pass by content which is gone, as they do hours after it went."""
+    """A client of brokers that skip missing content, as they do hours after its removal."""
 
     async def read(self, journal: str, offset: int = 0, **options: object) -> AsyncIterator[Chunk]:  # type: ignore[override]
         assert options["fail_on_jump"]
@@ -318,7 +316,7 @@ async def test_a_registry_may_be_read_only_or_suspended(client: JournalClient, n
     assert (await registry.register(order("id BIGINT"))).version.number == 2
 
 
-async def test_journals_with_a_retention_or_another_content_are_no_registry(
+async def test_journals_with_a_retention_or_other_content_are_not_registries(
     cluster: Cluster, client: JournalClient, name: str
 ) -> None:
     await cluster.create(name, labels={labels.CONTENT_TYPE: labels.CSV})
@@ -332,10 +330,12 @@ async def test_journals_with_a_retention_or_another_content_are_no_registry(
         await TypeRegistry(client, name).register(order("id INT"))
 
 
-async def test_the_type_of_journals_is_that_of_their_labels(cluster: Cluster, client: JournalClient, name: str) -> None:
-    told = {labels.CONTENT_TYPE: labels.JSON_LINES, labels.MESSAGE_TYPE: "shop.Order"}
+async def test_the_type_of_journals_is_found_by_their_labels(
+    cluster: Cluster, client: JournalClient, name: str
+) -> None:
+    expected = {labels.CONTENT_TYPE: labels.JSON_LINES, labels.MESSAGE_TYPE: "shop.Order"}
     for part in ("a/orders/one", "a/orders/two"):
-        await cluster.create(part, labels=told)
+        await cluster.create(part, labels=expected)
     await cluster.create("a/others/one", labels={labels.CONTENT_TYPE: labels.CSV})
     registry = TypeRegistry(client, name)
     await registry.register(order("id INT"), like=LIKE)
@@ -349,7 +349,7 @@ async def test_the_type_of_journals_is_that_of_their_labels(cluster: Cluster, cl
         await registry.find_for(everything, "shop.Order@1")
 
 
-def test_blocking_code_has_the_same_registry() -> None:
+def test_the_blocking_registry_has_the_same_methods() -> None:
     with SyncCluster(brokers=1) as cluster:
         cluster.create(LIKE)
         client: SyncJournalClient = cluster.client()
@@ -363,7 +363,7 @@ async def test_extending_a_type_keeps_the_fields_of_all(cluster: Cluster, client
     registry = TypeRegistry(client, name)
     first = await registry.extend(order("id INT NOT NULL"), like=LIKE)
     assert (first.is_new, first.version.number) == (True, 1)
-    # Each names another field. So one that was registered between a read and an append must not be dropped.
+    # Each adds another field, so a field registered between a read and an append must not be dropped.
     names = [f"field_{number}" for number in range(6)]
     await asyncio.gather(*(TypeRegistry(cluster.client(), name).extend(order(f"id BIGINT, {n} INT")) for n in names))
     latest = (await registry.find("shop.Order")).definition

@@ -32,7 +32,7 @@ def test_columns_of_the_same_fields_fit(fields):
         ),
     ],
 )
-def test_each_column_that_does_not_fit_is_told(columns, problems):
+def test_each_column_that_does_not_fit_is_reported(columns, problems):
     fields = parse_fields("id BIGINT NOT NULL, s STRUCT<a: INT>, m MAP<STRING, INT>")
     if not problems:
         require_columns(parse_fields(columns), fields)
@@ -44,8 +44,8 @@ def test_each_column_that_does_not_fit_is_told(columns, problems):
         assert problem in str(error.value)
 
 
-def test_a_column_that_is_there_twice_is_told_as_such():
-    """Arrow and Spark have such tables."""
+def test_a_duplicate_column_is_reported():
+    """Arrow and Spark allow such tables."""
     [x] = parse_fields("x INT")
     with pytest.raises(InvalidInput, match=r"^columns: x is there more than once: leave the others out$"):
         require_columns([x, x], [x])
@@ -120,7 +120,7 @@ def test_any_message_of_the_fields_fits(data):
 
 
 @pytest.mark.parametrize(("kind", "value"), FITTING)
-def test_values_that_fit_are_taken(kind, value):
+def test_values_that_fit_are_accepted(kind, value):
     require_message({"x": value, "_meta": {"uuid": "u"}}, parse_fields(f"x {kind}"), ("_meta", "uuid"))
 
 
@@ -130,7 +130,7 @@ def test_values_that_do_not_fit_are_refused(kind, value):
         require_message({"x": value}, parse_fields(f"x {kind}"))
 
 
-def test_messages_have_the_fields_of_their_type():
+def test_messages_must_have_the_fields_of_their_type():
     fields = parse_fields("x INT NOT NULL")
     for message, problem in (
         ({}, "x is NOT NULL, and missing: give it"),
@@ -142,8 +142,8 @@ def test_messages_have_the_fields_of_their_type():
             require_message(message, fields)
 
 
-def test_a_uuid_that_a_message_has_already_is_no_field():
-    """Messages that were read are published again as they are."""
+def test_an_existing_uuid_of_a_message_is_not_a_field():
+    """Messages that were read can be published again unchanged."""
     fields = parse_fields("x INT, _meta STRUCT<a: INT NOT NULL>")
     at = ("_meta", "uuid")
     require_message({"x": 1, "_meta": {"a": 1, "uuid": "u"}}, fields, at)

@@ -1,4 +1,4 @@
-"""A client's tokens of a provider: got, shared, renewed in time, and kept while the provider fails."""
+"""A client's tokens of a provider: requested, shared, renewed in time, and kept while the provider fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def claims_of(token: str) -> dict[str, Any]:
     return found
 
 
-async def test_a_client_gets_a_token_by_its_secret_and_shares_it(oidc: OidcServer) -> None:
+async def test_a_client_requests_a_token_with_its_secret_and_shares_it(oidc: OidcServer) -> None:
     client = client_of(oidc, scope="read write", audience="coranto")
     one, other = CallTokens(client, SystemClock()), CallTokens(client, SystemClock())
     assert not one.are_ready
@@ -46,7 +46,7 @@ async def test_a_client_gets_a_token_by_its_secret_and_shares_it(oidc: OidcServe
     assert oidc.forms == [{"grant_type": "client_credentials", "scope": "read write", "audience": "coranto"}]
 
 
-async def test_a_secret_is_sent_in_the_form_if_the_provider_wants_that(oidc: OidcServer) -> None:
+async def test_a_secret_is_sent_in_the_form_if_the_provider_requires_it(oidc: OidcServer) -> None:
     oidc.discovery = {"token_endpoint_auth_methods_supported": ["client_secret_post"]}
     source = TokenSource(client_of(oidc))
     await source.ready()
@@ -54,12 +54,12 @@ async def test_a_secret_is_sent_in_the_form_if_the_provider_wants_that(oidc: Oid
     assert oidc.forms == [{"grant_type": "client_credentials", "client_id": CLIENT, "client_secret": SECRET}]
 
 
-async def test_without_a_token_there_is_an_error_that_is_retried(oidc: OidcServer) -> None:
+async def test_a_missing_token_is_a_retriable_error(oidc: OidcServer) -> None:
     with pytest.raises(Unavailable, match="has not received a token from"):
         TokenSource(client_of(oidc)).token()
 
 
-async def test_a_token_is_renewed_before_it_expires_without_a_wait(oidc: OidcServer) -> None:
+async def test_a_token_is_renewed_in_the_background_before_it_expires(oidc: OidcServer) -> None:
     oidc.token_seconds = 2.0
     source = TokenSource(client_of(oidc))
     await source.ready()
@@ -68,13 +68,13 @@ async def test_a_token_is_renewed_before_it_expires_without_a_wait(oidc: OidcSer
     assert first.renew_at == pytest.approx(first.issued + 4 / 3)
     await eventually(lambda: not source.is_fresh)
     oidc.token_seconds = 300
-    await source.ready()  # The old one still serves, unless the machine stood still until it expired.
+    await source.ready()  # The old one stays valid, unless the machine was suspended until it expired.
     await eventually(lambda: source.is_fresh)
     assert source._held is not first
     assert len(oidc.forms) == 2
 
 
-async def test_a_renewal_that_fails_is_repeated_while_the_old_token_serves(
+async def test_a_failed_renewal_is_retried_while_the_old_token_is_valid(
     oidc: OidcServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_FRESH_PART", 0.0)
@@ -101,7 +101,7 @@ async def test_a_renewal_that_fails_is_repeated_while_the_old_token_serves(
     await eventually(renewed)
 
 
-async def test_without_a_valid_token_a_failure_is_raised_and_the_provider_is_not_flooded(oidc: OidcServer) -> None:
+async def test_without_a_valid_token_errors_are_raised_and_requests_are_limited(oidc: OidcServer) -> None:
     source = TokenSource(client_of(oidc))
     oidc.status = 503
     for _ in range(100):
@@ -131,7 +131,7 @@ async def test_without_a_valid_token_a_failure_is_raised_and_the_provider_is_not
         ("of its own", Unauthenticated),
     ],
 )
-async def test_refusals(oidc: OidcServer, error: str, kind: type[Exception]) -> None:
+async def test_refusals_raise_errors_of_their_kind(oidc: OidcServer, error: str, kind: type[Exception]) -> None:
     oidc.refusal = error
     with pytest.raises(kind, match=f"gave no token .{error}: no .+way") as refused:
         await TokenSource(client_of(oidc)).ready()
@@ -139,7 +139,7 @@ async def test_refusals(oidc: OidcServer, error: str, kind: type[Exception]) -> 
     assert SECRET not in str(refused.value)
 
 
-async def test_a_wrong_secret_is_refused_and_not_shown(oidc: OidcServer) -> None:
+async def test_a_wrong_secret_is_refused_and_not_logged(oidc: OidcServer) -> None:
     with pytest.raises(Unauthenticated, match="invalid_client") as refused:
         await TokenSource(client_of(oidc, secret=Secret("not-the-secret"))).ready()
     assert "not-the-secret" not in str(refused.value)
@@ -165,7 +165,9 @@ async def test_a_wrong_secret_is_refused_and_not_shown(oidc: OidcServer) -> None
         b"[" * 100_000,
     ],
 )
-async def test_answers_that_are_no_tokens(oidc: OidcServer, answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_without_a_valid_token_are_refused(
+    oidc: OidcServer, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(oidc, "_token", lambda *_: (200, answer))
     source = TokenSource(client_of(oidc))
     with pytest.raises((Unavailable, Unauthenticated)):
@@ -174,9 +176,7 @@ async def test_answers_that_are_no_tokens(oidc: OidcServer, answer: bytes, monke
         source.token()
 
 
-async def test_a_token_that_a_server_refuses_is_renewed_unless_it_is_new(
-    oidc: OidcServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refused_token_is_renewed_unless_it_is_new(oidc: OidcServer, monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_of(oidc)
     tokens = CallTokens(client, SystemClock())
     await tokens.ready()
@@ -199,7 +199,7 @@ async def test_a_cancelled_call_does_not_cancel_the_renewal_of_others(oidc: Oidc
     assert len(oidc.forms) == 1
 
 
-def test_a_source_serves_several_event_loops(oidc: OidcServer) -> None:
+def test_a_token_source_works_on_several_event_loops(oidc: OidcServer) -> None:
     source = source_of(client_of(oidc))
     asyncio.run(source.ready())
     asyncio.run(source.ready())

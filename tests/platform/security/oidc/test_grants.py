@@ -23,7 +23,7 @@ def grant(when: dict[str, Any], *capabilities: str, selector: str = "") -> dict[
     return {"when": when, "capabilities": capabilities or ("READ",), "selector": selector}
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_a_file_is_parsed(tmp_path: Path) -> None:
     path = tmp_path / "provider.toml"
     path.write_text(
         f"""{HEAD}
@@ -77,11 +77,11 @@ selector = ""
         ({}, {}, True),
     ],
 )
-def test_a_condition_holds_only_for_the_whole_value(when: dict[str, Any], claims: dict[str, Any], holds: bool) -> None:
+def test_a_condition_matches_only_the_whole_value(when: dict[str, Any], claims: dict[str, Any], holds: bool) -> None:
     assert (file_with(grant(when)).rights_of(claims) is not None) == holds
 
 
-def test_the_first_grant_that_matches_decides() -> None:
+def test_the_first_matching_grant_applies() -> None:
     file = file_with(grant({"a": "x"}, "READ"), grant({"b": "y"}, "APPEND"), grant({}, "LIST"))
     found = [file.rights_of(claims) for claims in ({"a": "x", "b": "y"}, {"b": "y"}, {"c": "z"})]
     assert [rights[0] for rights in found if rights] == [Capability.READ, Capability.APPEND, Capability.LIST]
@@ -115,7 +115,7 @@ GRANT = '[[grants]]\nwhen = {}\ncapabilities = ["READ"]\nselector = ""\n'
         (HEAD + GRANT.replace("{}", "{ a.b = 1 }"), "b must be a text"),
     ],
 )
-def test_a_wrong_file_is_refused_with_its_place(text: str, problem: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_refused_with_the_position(text: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "provider.toml"
     path.write_text(text)
     with pytest.raises(InvalidInput, match=problem) as refused:
@@ -123,6 +123,6 @@ def test_a_wrong_file_is_refused_with_its_place(text: str, problem: str, tmp_pat
     assert str(path) in str(refused.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"nothing\.toml cannot be read"):
         read_provider_file(tmp_path / "nothing.toml")

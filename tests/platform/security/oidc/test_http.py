@@ -1,4 +1,4 @@
-"""Requests to a provider that is slow, large, elsewhere or wrong."""
+"""Requests to a provider that is slow, redirects, or returns large or wrong answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from coranto.security.oidc.http import MAX_BYTES, discover, json_of, request, re
 from tests.servers.oidc import OidcServer, oidc_server
 
 
-async def test_discovery(oidc: OidcServer) -> None:
+async def test_the_discovery_document_is_read(oidc: OidcServer) -> None:
     found = await discover(oidc.issuer)
     assert found.endpoint("jwks_uri") == f"{oidc.issuer}/keys"
     assert oidc.requests == {"openid-configuration": 1}
@@ -52,7 +52,7 @@ async def test_an_answer_of_ten_megabytes_is_cut_off(oidc: OidcServer) -> None:
         await request(f"{oidc.issuer}/keys")
 
 
-async def test_an_answer_that_drips_ends_at_the_time_limit(oidc: OidcServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_answer_ends_at_the_time_limit(oidc: OidcServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "TIMEOUT_SECONDS", 0.3)
     oidc.drips = True
     with pytest.raises(Unavailable, match=r"did not answer within 0\.3 seconds"):
@@ -67,14 +67,14 @@ async def test_redirects_are_not_followed(oidc: OidcServer) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"{", b"[" * 100_000, b'"text"'])
-async def test_what_is_not_a_json_object_is_refused(oidc: OidcServer, body: bytes) -> None:
+async def test_answers_other_than_json_objects_are_refused(oidc: OidcServer, body: bytes) -> None:
     oidc.jwks = body
     url = f"{oidc.issuer}/keys"
     with pytest.raises(Unavailable, match=url):
         json_of(url, await request(url))
 
 
-async def test_failures_are_named(oidc: OidcServer) -> None:
+async def test_failures_are_reported(oidc: OidcServer) -> None:
     oidc.status = 500
     with pytest.raises(Unavailable, match="status 500"):
         await discover(oidc.issuer)
@@ -83,7 +83,7 @@ async def test_failures_are_named(oidc: OidcServer) -> None:
         await discover(oidc.issuer)
 
 
-async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
+async def test_a_proxy_of_the_environment_is_not_used_for_this_machine(
     oidc: OidcServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
@@ -101,7 +101,7 @@ except Exception as error:
 
 
 def discovered(issuer: str, **variables: str) -> str:
-    """Return the output of a process that asks for the discovery document in this environment."""
+    """Return the output of a process that requests the discovery document in this environment."""
     environment = {**os.environ, **variables}
     command = [sys.executable, "-c", PROGRAM, issuer]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
@@ -117,7 +117,7 @@ def test_tls_is_verified_with_the_authorities_of_the_environment(tmp_path: Path)
         assert "certificate verify failed" in discovered(server.issuer)
 
 
-def test_a_proxy_of_the_environment_is_asked_without_passwords_of_a_file(tmp_path: Path) -> None:
+def test_a_proxy_of_the_environment_gets_no_password_of_a_netrc_file(tmp_path: Path) -> None:
     netrc = tmp_path / "netrc"
     netrc.write_text("machine login.example login ada password from-netrc\n")
     netrc.chmod(0o600)
@@ -165,7 +165,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
         b"HTTP/1.1 100 Continue\r\n\r\n" * 1000,
     ],
 )
-async def test_what_is_not_http_is_refused(answer: bytes) -> None:
+async def test_answers_that_are_not_http_are_refused(answer: bytes) -> None:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             writer.write(answer)
@@ -179,13 +179,13 @@ async def test_what_is_not_http_is_refused(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("url", ["https://login.example/a", "http://127.0.0.1:1", "http://localhost", "http://[::1]:1"])
-def test_private_urls(url: str) -> None:
+def test_private_urls_are_accepted(url: str) -> None:
     require_private_url(url, "issuer")
 
 
 @pytest.mark.parametrize(
     "url", ["", "login.example", "http://login.example", "http://127.0.0.1.example", "https://", "ftp://127.0.0.1"]
 )
-def test_urls_that_others_could_read_or_answer(url: str) -> None:
+def test_urls_that_others_could_read_or_answer_are_refused(url: str) -> None:
     with pytest.raises(InvalidInput, match="not an https"):
         require_private_url(url, "issuer")

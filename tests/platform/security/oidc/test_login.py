@@ -50,7 +50,7 @@ async def test_a_person_logs_in_with_another_device(oidc: OidcServer, client: Oi
     assert len(oidc.forms) == 3, "the token is used as it is"
 
 
-async def test_polls_slow_down_when_asked(
+async def test_polls_slow_down_on_request(
     oidc: OidcServer, client: OidcClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
@@ -72,7 +72,7 @@ async def test_a_refused_login_leaves_no_file(oidc: OidcServer, client: OidcClie
     assert not login_file(client).exists()
 
 
-async def test_a_code_that_is_not_entered_in_time(
+async def test_a_code_that_is_not_entered_in_time_fails_the_login(
     oidc: OidcServer, client: OidcClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_LOGIN_SECONDS", 0.1)
@@ -80,13 +80,13 @@ async def test_a_code_that_is_not_entered_in_time(
         await log_in(client, lambda url, code: None)
 
 
-async def test_a_provider_without_a_device_flow(oidc: OidcServer, client: OidcClient) -> None:
+async def test_a_provider_without_a_device_flow_is_reported(oidc: OidcServer, client: OidcClient) -> None:
     oidc.discovery = {"device_authorization_endpoint": None}
     with pytest.raises(InvalidInput, match="CORANTO_OIDC_CLIENT_SECRET"):
         await log_in(client, lambda url, code: None)
 
 
-async def test_a_login_is_renewed_once_by_many(oidc: OidcServer, client: OidcClient) -> None:
+async def test_concurrent_users_renew_a_login_once(oidc: OidcServer, client: OidcClient) -> None:
     path = await logged_in(oidc, client)
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"issued": time.time() - 600, "expires": time.time() - 300}))
@@ -99,7 +99,7 @@ async def test_a_login_is_renewed_once_by_many(oidc: OidcServer, client: OidcCli
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-async def test_a_login_that_has_ended(oidc: OidcServer, client: OidcClient) -> None:
+async def test_an_ended_login_is_reported_with_the_command_to_renew_it(oidc: OidcServer, client: OidcClient) -> None:
     with pytest.raises(Unauthenticated, match="no login; run `coranto login`"):
         await tokens_of_login(client)
     path = await logged_in(oidc, client)
@@ -117,7 +117,7 @@ async def test_a_login_that_has_ended(oidc: OidcServer, client: OidcClient) -> N
             await tokens_of_login(client)
 
 
-async def test_a_login_serves_while_the_provider_is_away(oidc: OidcServer, client: OidcClient) -> None:
+async def test_a_login_is_usable_while_the_provider_is_unavailable(oidc: OidcServer, client: OidcClient) -> None:
     path = await logged_in(oidc, client)
     content = json.loads(path.read_text())
     oidc.stop()
@@ -130,7 +130,7 @@ async def test_a_login_serves_while_the_provider_is_away(oidc: OidcServer, clien
     assert (await tokens_of_login(client)).access
 
 
-async def test_logins_of_other_clients_are_apart(oidc: OidcServer, client: OidcClient) -> None:
+async def test_logins_of_other_clients_are_separate(oidc: OidcServer, client: OidcClient) -> None:
     await logged_in(oidc, client)
     with pytest.raises(Unauthenticated, match="no login"):
         await tokens_of_login(OidcClient(oidc.issuer, "other"))

@@ -1,4 +1,4 @@
-"""Tokens of a provider: forged, wrong, early, late; its keys while they change, and while it does not answer."""
+"""Tokens of a provider: forged, wrong, early, late; its keys during changes, and during an outage."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def file_of(server: OidcServer, **fields: Any) -> ProviderFile:
 async def running(
     server: OidcServer, *, refresh: float = 3600.0, least: float = 0.0, **fields: Any
 ) -> AsyncIterator[Provider]:
-    """Run a verifier that has fetched the keys, unless the provider fails."""
+    """Run a verifier, and wait until it has fetched the keys, unless the provider fails."""
     provider = Provider(file_of(server, **fields), refresh_seconds=refresh, min_refresh_seconds=least)
     provider.start()
     try:
@@ -67,7 +67,7 @@ def verdict(provider: Provider, token: str) -> Claims | None:
 
 
 async def settled(provider: Provider, token: str) -> Claims | None:
-    """Return the verdict once the keys have been fetched for the token."""
+    """Return the verdict after the keys have been fetched for the token."""
     while True:
         try:
             return verdict(provider, token)
@@ -89,7 +89,7 @@ async def test_a_token_has_the_rights_of_its_grant(oidc: OidcServer) -> None:
             verdict(provider, oidc.token())
 
 
-async def test_the_keys_of_the_cluster_are_accepted_beside_the_provider(oidc: OidcServer) -> None:
+async def test_keys_of_the_cluster_are_accepted_in_addition_to_the_provider(oidc: OidcServer) -> None:
     keys = Keys.parse(KEY)
     async with running(oidc) as provider:
         authorizer = Authorizer(keys, SystemClock(), {}, provider)
@@ -117,8 +117,8 @@ def forged(oidc: OidcServer, header: dict[str, Any], signature: bytes = b"") -> 
 
 
 @pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512"])
-async def test_a_public_key_is_no_secret(oidc: OidcServer, algorithm: str) -> None:
-    """The classic confusion: a token that is signed by HMAC with the provider's public key."""
+async def test_a_public_key_is_not_accepted_as_a_secret(oidc: OidcServer, algorithm: str) -> None:
+    """A token signed by HMAC with the provider's public key (algorithm confusion)."""
     public = oidc.keys["rsa-1"].public_key()
     hashes = {"HS256": hashlib.sha256, "HS384": hashlib.sha384, "HS512": hashlib.sha512}
     async with running(oidc) as provider:
@@ -162,7 +162,7 @@ async def test_keys_within_a_token_are_ignored(oidc: OidcServer) -> None:
                 token = jwt.encode(content, mine, "RS256", {"kid": "rsa-1", **header})
                 with pytest.raises(Unauthenticated, match="not by the key that it names"):
                     verdict(provider, token)
-                # They do no harm to a token that the provider has signed.
+                # They have no effect on a token that the provider has signed.
                 assert verdict(provider, oidc.token(headers=header, **CAN_READ))
         assert not evil.requests
     finally:
@@ -233,7 +233,7 @@ async def test_wrong_headers_are_refused(oidc: OidcServer, header: dict[str, Any
 
 
 @pytest.mark.parametrize("header", [{"crit": ["exp"], "exp": 1}, {"kid": 1}, {"b64": False, "crit": ["b64"]}])
-async def test_headers_that_are_not_understood_are_refused(oidc: OidcServer, header: dict[str, Any]) -> None:
+async def test_unknown_critical_headers_are_refused(oidc: OidcServer, header: dict[str, Any]) -> None:
     async with running(oidc) as provider:
         authorizer = Authorizer(Keys.parse(KEY), SystemClock(), {}, provider)
         with pytest.raises(Unauthenticated):
@@ -241,7 +241,7 @@ async def test_headers_that_are_not_understood_are_refused(oidc: OidcServer, hea
 
 
 @pytest.mark.filterwarnings("ignore::jwt.warnings.InsecureKeyLengthWarning")
-async def test_kinds_of_keys_and_algorithms(oidc: OidcServer) -> None:
+async def test_kinds_of_keys_match_their_algorithms(oidc: OidcServer) -> None:
     oidc.keys = {
         "rsa": rsa_key(),
         "p256": ec_key(),
@@ -265,7 +265,7 @@ async def test_kinds_of_keys_and_algorithms(oidc: OidcServer) -> None:
             verdict(provider, oidc.token("rsa", **CAN_READ))
 
 
-async def test_a_key_is_used_only_as_its_provider_says(oidc: OidcServer) -> None:
+async def test_a_key_is_used_only_as_its_provider_declares(oidc: OidcServer) -> None:
     key, other, private = oidc.keys["rsa-1"], rsa_key(), rsa_key()
     secret = base64.urlsafe_b64encode(b"k" * 64).decode()
     oidc.jwks = json.dumps(
@@ -301,7 +301,7 @@ async def test_a_key_is_used_only_as_its_provider_says(oidc: OidcServer) -> None
                 await settled(provider, oidc.token(key_id, **CAN_READ))
 
 
-async def test_a_new_key_is_fetched_at_its_first_token_and_a_removed_one_is_forgotten(oidc: OidcServer) -> None:
+async def test_a_new_key_is_fetched_on_first_use_and_a_removed_key_is_dropped(oidc: OidcServer) -> None:
     async with running(oidc) as provider:
         old = oidc.token(**CAN_READ)
         assert verdict(provider, old)
@@ -353,7 +353,7 @@ async def test_a_flood_of_unknown_keys_causes_few_fetches(oidc: OidcServer) -> N
         assert verdict(provider, oidc.token(**CAN_READ))
 
 
-async def test_calls_do_not_wait_for_a_provider_that_drips(oidc: OidcServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_do_not_wait_for_a_slow_provider(oidc: OidcServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "TIMEOUT_SECONDS", 0.2)
     oidc.drips = True
     with structlog.testing.capture_logs() as logs:
@@ -383,7 +383,7 @@ def _failing(oidc: OidcServer) -> None:
     oidc.status = 503
 
 
-def _gone(oidc: OidcServer) -> None:
+def _unavailable(oidc: OidcServer) -> None:
     oidc.stop()
 
 
@@ -391,8 +391,8 @@ def _other_issuer(oidc: OidcServer) -> None:
     oidc.discovery = {"issuer": "https://other.example"}
 
 
-@pytest.mark.parametrize("fault", [_huge, _empty, _symmetric, _failing, _gone, _other_issuer])
-async def test_keys_that_were_fetched_serve_while_the_provider_fails(
+@pytest.mark.parametrize("fault", [_huge, _empty, _symmetric, _failing, _unavailable, _other_issuer])
+async def test_fetched_keys_stay_in_use_while_the_provider_fails(
     oidc: OidcServer, fault: Callable[[OidcServer], None]
 ) -> None:
     async with running(oidc, refresh=0.01, offline_seconds=60) as provider:
@@ -401,13 +401,13 @@ async def test_keys_that_were_fetched_serve_while_the_provider_fails(
             fault(oidc)
             await eventually(lambda: any(entry["event"] == "oidc.refresh_failed" for entry in logs))
         assert verdict(provider, oidc.token(**CAN_READ))
-        stranger = jwt.encode({"exp": time.time() + 60}, rsa_key(), "RS256", {"kid": "new"})
+        unknown_token = jwt.encode({"exp": time.time() + 60}, rsa_key(), "RS256", {"kid": "new"})
         with pytest.raises(Unavailable):
-            verdict(provider, stranger)
+            verdict(provider, unknown_token)
         assert provider.age < 60
 
 
-async def test_keys_serve_no_longer_than_is_allowed_without_the_provider(oidc: OidcServer) -> None:
+async def test_keys_expire_after_the_allowed_time_without_the_provider(oidc: OidcServer) -> None:
     async with running(oidc, refresh=0.01, offline_seconds=0.5) as provider:
         token = oidc.token(**CAN_READ)
         assert verdict(provider, token)
@@ -432,7 +432,7 @@ async def test_an_unexpected_error_does_not_end_the_fetching(oidc: OidcServer, m
         assert await settled(provider, oidc.token("rsa-2", **CAN_READ))
 
 
-async def test_a_provider_that_is_away_at_the_start(oidc: OidcServer) -> None:
+async def test_keys_are_fetched_after_a_provider_was_unavailable_at_the_start(oidc: OidcServer) -> None:
     oidc.stop()
     provider = Provider(file_of(oidc), min_refresh_seconds=0.0)
     provider.start()
@@ -445,7 +445,7 @@ async def test_a_provider_that_is_away_at_the_start(oidc: OidcServer) -> None:
         await provider.close()
 
 
-async def test_a_set_of_many_keys_is_bounded(oidc: OidcServer) -> None:
+async def test_the_number_of_keys_is_bounded(oidc: OidcServer) -> None:
     one = public_jwk(oidc.keys["rsa-1"], "rsa-1")
     oidc.jwks = json.dumps({"keys": [one, *({**one, "kid": f"k{number}"} for number in range(400))]}).encode()
     async with running(oidc) as provider:
