@@ -80,8 +80,8 @@ def test_a_seed_determines_an_order_of_files_and_tests(conftest: ModuleType, req
 
 def test_every_slow_test_has_its_file(conftest: ModuleType) -> None:
     root = conftest.SLOW_FILE.parent.parent
-    gone = {path for path in (name.partition("::")[0] for name in conftest.SLOW) if not (root / path).exists()}
-    assert gone == set(), "write tests/slow.txt again with `make slow`, or remove the lines"
+    missing = {path for path in (name.partition("::")[0] for name in conftest.SLOW) if not (root / path).exists()}
+    assert missing == set(), "write tests/slow.txt again with `make slow`, or remove the lines"
 
 
 def test_tests_of_the_exhaustive_list_exist(conftest: ModuleType) -> None:

@@ -180,7 +180,7 @@ def public_definitions() -> Iterator[tuple[str, ast.ClassDef | ast.AsyncFunction
 
 
 def without_cancellation_text(node: ast.ClassDef | ast.AsyncFunctionDef) -> list[str]:
-    """Return the awaitables that do not say what cancelling leaves. Methods without a docstring inherit it."""
+    """Return the awaitables that do not document cancellation. Methods without a docstring inherit it."""
     text = ast.get_docstring(node) or ""
     if "cancel" in text.lower():
         return []
@@ -244,7 +244,7 @@ def test_the_first_line_of_a_docstring_is_an_imperative_or_a_noun_phrase(top: st
         for line, text in words_of(path).docstrings
         if QUESTION.match(text)
     ]
-    assert not found, "say what it is or does, without a question word"
+    assert not found, "start with an imperative or a noun phrase, without a question word"
 
 
 @pytest.mark.parametrize("top", ["platform", "broker"])

@@ -25,7 +25,7 @@ AGAIN = fallen_id(FIRST, 4096, 0x30)
 """The id in an etcd that was restored from before the first fall."""
 
 
-def test_ids_contain_the_offsets_to_which_heads_fell() -> None:
+def test_ids_contain_the_offset_of_each_fall_of_the_head() -> None:
     assert (FIRST, ONCE, TWICE) == ("5d3c7a-1f", "5d3c7a-1f_4096.2b", "5d3c7a-1f_4096.2b_512.9c")
     assert (first_id("", 7), fallen_id("", 7, 8)) == ("", "")
     validate_token("label value", f"{TWICE}/shop/orders", 1, 512, symbols=PATH_SYMBOLS)
@@ -51,9 +51,7 @@ def test_ids_contain_the_offsets_to_which_heads_fell() -> None:
         ("another", "others", None),
     ],
 )
-def test_a_position_is_valid_up_to_the_offset_to_which_the_head_fell(
-    known: str, found: str, through: int | None
-) -> None:
+def test_a_position_is_valid_up_to_the_lowest_fall_of_the_head(known: str, found: str, through: int | None) -> None:
     assert shared_through(known, found) == shared_through(found, known) == through
     assert is_same(known, through or 0, found) == (through is not None)
     if through != EVERYTHING:

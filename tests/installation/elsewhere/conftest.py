@@ -13,7 +13,7 @@ from tests.installation.elsewhere.environments import ROOT
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with what `make dist` builds."""
+    """The output folder of `make dist`."""
     folder = tmp_path_factory.mktemp("dist")
     command = ["make", "--no-print-directory", "dist", f"DIST={folder}", f"PYTHON={sys.executable}"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)

@@ -70,8 +70,7 @@ def outputs(rows: DataFrame) -> Outputs:
 
 
 class Trial:
-    """A session, and a broker with a journal of 1000 messages, another one with a line that is no JSON, and an empty
-    one."""
+    """A session, and a broker with three journals: with 1000 messages, with a line that is not JSON, and empty."""
 
     def __init__(self, spark: SparkSession, cluster: SyncCluster, folder: Path) -> None:
         self.spark, self.folder = spark, folder
@@ -228,7 +227,7 @@ class Trial:
     # -- Shared steps --------------------------------------------------------------------------------------------
 
     def read_now(self, frame: DataFrame, name: str, trigger: dict[str, Any]) -> list[int]:
-        """Run a query that ends by itself, and return what it has read."""
+        """Run a query that ends by itself, and return the numbers it read."""
         rows: list[int] = []
         writer = frame.writeStream.foreachBatch(lambda batch, _: rows.extend(numbers(batch)))
         self.ended(writer.option("checkpointLocation", str(self.folder / name)).trigger(**trigger).start())
@@ -254,7 +253,7 @@ class Trial:
         name: str = "run",
         settles: bool = False,
     ) -> None:
-        """Run a query until it has done what it should. If it `settles`, it has also committed all that there is."""
+        """Run a query until `done`. If it `settles`, it has also committed all content."""
         query = (
             frame.writeStream.foreachBatch(handler)
             .option("checkpointLocation", str(self.folder / name))
@@ -337,7 +336,7 @@ def waited(done: Callable[[], bool], query: Any) -> None:
         if (error := query.exception()) is not None:
             raise error_of_task(error) or error
         assert query.isActive, "the query has ended"
-        assert time.monotonic() < deadline, "the query does not do what it should"
+        assert time.monotonic() < deadline, "the query did not reach the expected state"
         time.sleep(0.2)
 
 
@@ -354,7 +353,7 @@ def tried(trial: Trial) -> Iterator[tuple[str, bool | str]]:
 
 
 def main() -> None:
-    """Try all features, and print what works."""
+    """Try all features, and print the results."""
     with tempfile.TemporaryDirectory() as folder, SyncCluster(brokers=1) as cluster:
         spark = new_session("features", master="local[2]", short=True)
         try:

@@ -104,7 +104,7 @@ class Machine:
         )
 
     def run(self, service: str) -> None:
-        """Run a service that ends; retry if the file says so."""
+        """Run a service that ends; retry if the file requires it."""
         assert SERVICES[service]["restart"] == "on-failure"
         deadline = time.monotonic() + TIMEOUT
         while True:
@@ -207,7 +207,7 @@ def test_the_compose_cluster_serves_survives_a_broker_and_ends_in_time(tmp_path:
 
 
 def test_the_compose_file_is_valid_by_its_schema(tmp_path: Path) -> None:
-    """The schema is that of docker-compose 1.29, the last one packaged for Python."""
+    """The schema of docker-compose 1.29, the last version packaged for Python."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path)]
     subprocess.run([*command, "docker-compose==1.29.2"], check=True)
     (wheel,) = tmp_path.glob("*.whl")

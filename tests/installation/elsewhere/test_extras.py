@@ -1,4 +1,4 @@
-"""Each extra, installed from the wheel into a clean environment, does what its documents show.
+"""Each extra, installed from the wheel into a clean environment, works as its documents show.
 
 On the Python that `make` uses, each extra has an environment of its own. On every other Python of this machine, the
 client, all extras together, and Airflow have one each.
@@ -331,7 +331,7 @@ def made(case: tuple[str, str], wheel: Path, tmp_path: Path) -> Environment:
     return Environment.make(tmp_path / "env", supported()[version], wheel, extra, constraints)
 
 
-def test_the_extra_does_what_the_documents_show(case: tuple[str, str], made: Environment, tmp_path: Path) -> None:
+def test_the_extra_works_as_documented(case: tuple[str, str], made: Environment, tmp_path: Path) -> None:
     _, extra = case
     assert made.run("coranto", "version").startswith("coranto ")
     assert "installed, in versions that fit" in made.run("coranto", "doctor")

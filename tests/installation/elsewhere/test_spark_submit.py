@@ -62,8 +62,8 @@ SETTINGS = {
 
 def archived(made: Environment, path: Path) -> Path:
     """Return an archive of an environment without Spark's Java files, which workers have."""
-    left_out = ("--exclude=*/pyspark/jars", "--exclude=./work")
-    subprocess.run(["tar", "-czf", path, *left_out, "-C", made.folder, "."], check=True)
+    omitted = ("--exclude=*/pyspark/jars", "--exclude=./work")
+    subprocess.run(["tar", "-czf", path, *omitted, "-C", made.folder, "."], check=True)
     return path
 
 

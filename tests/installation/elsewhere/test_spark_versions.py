@@ -66,7 +66,7 @@ def test_the_page_has_each_version_and_feature() -> None:
 
 
 @pytest.mark.parametrize(("version", "python"), CASES)
-def test_this_spark_does_what_the_page_says(version: str, python: str, wheel: Path, tmp_path: Path) -> None:
+def test_this_spark_supports_the_documented_features(version: str, python: str, wheel: Path, tmp_path: Path) -> None:
     made = Environment.make(tmp_path / "env", PYTHONS[python], wheel, "broker,spark", constraints(tmp_path, version))
     found = json.loads(made.program(Path(spark_features.__file__).read_text()).splitlines()[-1])
     assert found["pyspark"].startswith(f"{version}.")

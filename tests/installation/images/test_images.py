@@ -138,7 +138,7 @@ class Compose:
                 self[name].assert_starting(deadline)
 
     def run(self, name: str) -> None:
-        """Run the command of a service that ends; retry a failure if the file says so."""
+        """Run the command of a service that ends; retry a failure if the file requires it."""
         assert COMPOSE[name]["restart"] == "on-failure"
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while (done := self[name].run(self.words(name), self.environment(name))).returncode:

@@ -73,11 +73,11 @@ def test_losses_before_the_first_audit_are_reported_although_no_index_has_them(p
 def test_wiping_the_disks_of_all_brokers_is_reported(play: Play, replication: int) -> None:
     async def story(journal: Damaged) -> None:
         assert (await journal.audit()).sound
-        everybody = range(replication)
-        for number in everybody:
+        all_brokers = range(replication)
+        for number in all_brokers:
             await journal.cluster.kill(number, expire=True)
             journal.wipe(number)
-        await asyncio.gather(*(journal.cluster.start(number) for number in everybody))
+        await asyncio.gather(*(journal.cluster.start(number) for number in all_brokers))
         await journal.later()
         report = await journal.audit()
         assert {Kind.HEAD_FELL, Kind.CONTENT_LOST, Kind.CONSISTENCY_LOST} <= kinds(report)

@@ -52,7 +52,7 @@ def test_retention_never_explains_the_loss_of_the_last_fragment() -> None:
     assert lost(wanted, [], 0, NOW) == [(10, 20)]
 
 
-def test_content_unknown_to_audits_is_no_older_than_the_last_audit() -> None:
+def test_the_last_audit_bounds_the_age_of_content_unknown_to_audits() -> None:
     wanted = expected(known(0, 10, 3 * HOUR), retention=HOUR, head=30, seen=2 * HOUR)
     assert lost(wanted, [(20, 30)], 30, NOW) == []
     wanted = expected(known(0, 10, 3 * HOUR), retention=HOUR, head=30, seen=HOUR / 2)

@@ -35,9 +35,9 @@ def test_the_command_reports_brokers_and_exits_with_1_for_a_problem(
         assert any("the client has 9.9" in each["found"] and each["condition"] == "warning" for each in other)
         monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    gone = run("doctor", "--endpoint", "127.0.0.1:1", "--output", "json")
-    assert gone.code == 1
-    assert [each["advice"] for each in json.loads(gone.output) if each["condition"] == "problem"]
+    unreachable = run("doctor", "--endpoint", "127.0.0.1:1", "--output", "json")
+    assert unreachable.code == 1
+    assert [each["advice"] for each in json.loads(unreachable.output) if each["condition"] == "problem"]
     piped = run("doctor").output.splitlines()
     assert "    give --etcd host:port to examine it" in piped
     assert max(map(len, piped)) < 120, "it fits a pipe"

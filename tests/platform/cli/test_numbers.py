@@ -1,4 +1,4 @@
-"""Numbers in help texts and pages are those of their constants."""
+"""Numbers in help texts and pages equal their constants."""
 
 from __future__ import annotations
 

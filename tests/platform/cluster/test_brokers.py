@@ -1,4 +1,4 @@
-"""Restarts of brokers that die."""
+"""Restarts of brokers after crashes."""
 
 from __future__ import annotations
 

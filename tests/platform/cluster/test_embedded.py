@@ -51,7 +51,7 @@ def problem_of(cluster: EmbeddedCluster) -> str:
     return ""
 
 
-def gone(*pids: int) -> bool:
+def have_ended(*pids: int) -> bool:
     return not any(process_start(pid) for pid in pids)
 
 
@@ -81,7 +81,7 @@ async def test_etcd_alone_restarts_with_its_data_and_ports(tmp_path: Path) -> No
             EmbeddedCluster(tmp_path, brokers=0).start()
         with pytest.raises(ClusterError, match="once"):
             cluster.start()
-    eventually(lambda: gone(info.pids["etcd"]))
+    eventually(lambda: have_ended(info.pids["etcd"]))
     with pytest.raises(ClusterError, match="no cluster runs"):
         locate(tmp_path)
     with pytest.raises(InvalidInput, match="no broker 0"):
@@ -128,14 +128,14 @@ async def test_brokers_serve_and_come_back_as_the_same_members(tmp_path: Path) -
         revisions = {m.id: (m.kv.create_revision, m.kv.lease) for m in before.members}
         assert {m.id: (m.kv.create_revision, m.kv.lease) for m in after.members} == revisions, "leases were resumed"
         cluster.check()
-    assert gone(*(pid for name, pid in info.pids.items() if name != "cluster"))
+    assert have_ended(*(pid for name, pid in info.pids.items() if name != "cluster"))
 
 
 async def test_without_supervision_dead_processes_stay_dead_until_started(tmp_path: Path) -> None:
     with EmbeddedCluster(tmp_path, brokers=2, lease_seconds=60, supervise=False, etcd_fsync=False) as cluster:
         pid = cluster.info.pids["broker-1"]
         cluster.kill_broker(1)
-        assert gone(pid)
+        assert have_ended(pid)
         cluster.check()
         async with EtcdCoordinator(cluster.info.etcd) as coordinator:
             keyspace = KeySpace(coordinator, Layout(cluster.info.etcd_prefix), JournalEntities())
@@ -212,7 +212,7 @@ def test_up_stops_in_order_on_a_signal(number: signal.Signals, tmp_path: Path) -
     output, _ = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 0
     assert output.strip().endswith(b"stopped")
-    assert gone(*pids.values())
+    assert have_ended(*pids.values())
     log = (tmp_path / "logs" / "broker-0.log").read_text()
     assert "Traceback" not in log
 
@@ -222,7 +222,7 @@ def test_no_process_outlives_a_killed_parent(tmp_path: Path) -> None:
     process, pids = run_up(tmp_path)
     process.kill()
     process.communicate(timeout=WAIT_SECONDS)
-    eventually(lambda: gone(*pids.values()))
+    eventually(lambda: have_ended(*pids.values()))
     with pytest.raises(ClusterError, match="no cluster runs"):
         locate(tmp_path)
     with EmbeddedCluster(tmp_path, etcd_fsync=False) as cluster:

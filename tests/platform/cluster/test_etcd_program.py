@@ -74,7 +74,7 @@ def test_supported_versions_are_recognized(version: str, good: bool) -> None:
     assert (shell.returncode == 0) is good, "the set-up uses the same versions"
 
 
-def test_a_supported_program_is_preferred_and_that_of_the_wheel_is_last(place: Place) -> None:
+def test_a_supported_program_is_preferred_and_the_wheels_program_is_last(place: Place) -> None:
     assert chosen(place("3.5.2", "3.4.23", "3.5.16", bundled="3.5.1")) == "3.4.23"
     assert chosen(place("3.5.2", "3.4.10", bundled="3.5.1")) == "3.5.1"
     assert chosen(place("3.5.2")) == "3.5.2"

@@ -51,8 +51,8 @@ class Effort:
 class AllocationWorld:
     """Items, members and assignments, which tests may change freely between plans.
 
-    An item synchronizes as journals do: when its members or its primary change, none of its assignments is consistent
-    until `synchronize`. That has no effect on an item that is assigned to a member that no longer exists.
+    An item synchronizes like a journal: after a change of its members or its primary, its assignments are inconsistent
+    until `synchronize`, which has no effect on an item that is assigned to a missing member.
     """
 
     def __init__(

@@ -59,7 +59,8 @@ def test_the_cost_bound_is_never_above_the_cost(network: FlowNetwork) -> None:
 
 
 def test_full_members_pass_items_along_a_chain() -> None:
-    # The third item can only be placed on member 0, which is full; its items fit on 1, which is full; those of 1 on 2.
+    # The third item can only be placed on member 0, which is full. Items of 0 fit on 1, which is full; items of 1 fit
+    # on 2.
     network = FlowNetwork([1, 1, 2], [[0], [1], [2]], [0, 0, 0], [1, 1, 2], [1, 1, 2])
     for item, member in ((0, 0), (1, 1), (2, 2)):
         network.give(item, member)

@@ -14,7 +14,7 @@ names = st.text(st.characters(whitelist_categories=["L", "N"], whitelist_charact
 members = st.builds(MemberId, names, names)
 
 
-def test_keys_are_those_of_gazette() -> None:
+def test_keys_equal_gazettes_keys() -> None:
     member = MemberId("zone-a", "broker-1")
     assert LAYOUT.item_key("foo/bar") == "/gazette/cluster/items/foo/bar"
     assert LAYOUT.member_key(member) == "/gazette/cluster/members/zone-a#broker-1"

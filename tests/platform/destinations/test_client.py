@@ -245,10 +245,10 @@ def test_a_refresh_is_refused(running: Running, client: SyncJournalClient, tmp_p
         return dlt.resource([{"id": 1}], name="orders")
 
     pipe.run(shop())
-    for refresh, what in (("drop_sources", "dropped"), ("drop_data", "emptied")):
+    for refresh, outcome in (("drop_sources", "dropped"), ("drop_data", "emptied")):
         fresh = pipeline(tmp_path / refresh)
         fresh.sync_destination()
-        assert f"orders cannot be {what}: journals keep their messages" in failure(fresh, shop(), refresh=refresh)
+        assert f"orders cannot be {outcome}: journals keep their messages" in failure(fresh, shop(), refresh=refresh)
     assert len(messages(client, "orders")) == 1
 
 

@@ -169,7 +169,7 @@ def test_a_fragment_without_a_sum_is_refused() -> None:
         Fragment("a/journal", 0, 1, b"short", Codec.NONE).validated()
 
 
-def test_codec_numbers_are_those_of_the_wire() -> None:
+def test_codec_numbers_equal_the_wire_enumeration() -> None:
     for codec in Codec:
         assert codec.value == pb.CompressionCodec.Value(codec.name)
     assert {codec.value for codec in Codec} == set(pb.CompressionCodec.values()) - {pb.INVALID}

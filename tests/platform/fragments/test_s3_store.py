@@ -44,7 +44,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def verifying(server: S3Server) -> Iterator[S3Server]:
-    """The server, on which a test may call `require_signatures`; reset after the test."""
+    """The server; `require_signatures` is reset after the test."""
     yield server
     server.require_signatures(False)
 

@@ -427,7 +427,7 @@ async def test_refusals_are_distinguished(recorder: Recorder) -> None:
 async def test_endpoints_are_read_from_the_environment(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, path: str, url: str, key: str
 ) -> None:
-    """Emulators and private endpoints are configured by name, without TLS if the URL says so."""
+    """Emulators and private endpoints are configured by name, without TLS for an http URL."""
     set_credentials(monkeypatch, tmp_path)
     monkeypatch.setenv(variable, f"http://127.0.0.1:{recorder.server_port}{path}")
     monkeypatch.setenv(f"{variable.split('_')[0]}_USER_AGENT", "told by the environment")

@@ -33,7 +33,7 @@ class Killed(BaseException):
 
 
 class DyingClient(SyncJournalClient):
-    """A client whose process dies at its `at`-th append, either before sending it or after it was applied."""
+    """A client whose process is killed at its `at`-th append, either before sending it or after it was applied."""
 
     at = 0
     applied = False

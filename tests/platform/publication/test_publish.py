@@ -1,4 +1,4 @@
-"""Publications: readers see each one once, although processes die and retry."""
+"""Publications: readers see each one once, although processes are killed and retry."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_publication_without_messages_is_decided(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("applied", [False, True])
-def test_a_process_may_die_at_any_append(shop: Shop, applied: bool) -> None:
+def test_a_process_may_be_killed_at_any_append(shop: Shop, applied: bool) -> None:
     whole = shop.dying(0, applied=applied)
     shop.publish(writer_id="first")  # It creates the ledger.
     shop.publish(writer_id="count", client=whole)

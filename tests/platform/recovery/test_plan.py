@@ -46,8 +46,8 @@ async def test_a_hash_depends_on_steps_and_losses_but_not_on_texts():
     ]
     assert len({plan.hash, *(each.hash for each in others)}) == 1 + len(others)
     assert loss.identity.keys() == {each.name for each in fields(Loss)} - {"message", "kept_at"}
-    told = replace(plan, steps=(replace(step, action="do it", loses="much"), *plan.steps[1:]))
-    assert told.hash == replace(plan, losses=(replace(loss, message="gone at 12:03"),)).hash == plan.hash
+    reworded = replace(plan, steps=(replace(step, action="do it", loses="much"), *plan.steps[1:]))
+    assert reworded.hash == replace(plan, losses=(replace(loss, message="gone at 12:03"),)).hash == plan.hash
     assert (
         replace(plan, remarks=()).hash
         == plan.hash

@@ -163,8 +163,8 @@ def test_conflicting_specs_are_explained(run: CommandLine, remote: RemoteBroker,
     result = run("apply", "--specs", str(specs), "--dry-run")
     assert result.code == 1
     assert "orders/part-000 exists already, at revision 2: give that as its `revision`" in result.errors
-    gone = "name: orders/part-009\ndelete: true\nrevision: 7\n"
-    result = run("apply", "--specs", "-", input=gone.encode())
+    absent_deletion = "name: orders/part-009\ndelete: true\nrevision: 7\n"
+    result = run("apply", "--specs", "-", input=absent_deletion.encode())
     assert (result.code, result.output) == (0, "absent orders/part-009\n"), "a deletion may be repeated"
     deletion = "name: orders/part-000\ndelete: true\nrevision: 9\n"
     assert "is at revision 2, not 9" in run("apply", "--specs", "-", input=deletion.encode()).errors
