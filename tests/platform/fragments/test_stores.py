@@ -114,7 +114,7 @@ async def test_a_put_that_fails_leaves_nothing(store: FragmentStore, tmp_path: P
 
     async def broken() -> AsyncIterator[bytes]:
         yield b"half of it"
-        raise RuntimeError("the disk failed")
+        raise RuntimeError("the disk went away")
 
     with pytest.raises(RuntimeError, match="went away"):
         await store.put(fragment, broken())

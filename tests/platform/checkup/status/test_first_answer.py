@@ -13,7 +13,7 @@ from coranto.errors import CorantoError, Unavailable
 from coranto.testing.sim.loop import simulated
 
 T = TypeVar("T")
-NOBODY = Unavailable("nobody answered")
+NO_ANSWER = Unavailable("nobody answered")
 
 
 def virtually(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -51,7 +51,7 @@ def test_a_silent_server_delays_the_next_by_a_second_and_is_cancelled() -> None:
     calls = [servers.server("dead", 1e6), servers.server("alive", 0.5), servers.server("unasked", 0)]
 
     async def main() -> tuple[str, float]:
-        return await first_answer(calls, 8, NOBODY), asyncio.get_running_loop().time()
+        return await first_answer(calls, 8, NO_ANSWER), asyncio.get_running_loop().time()
 
     assert virtually(main) == ("alive", 1.5)
     assert servers.queried == [("dead", 0), ("alive", 1)]
@@ -60,14 +60,14 @@ def test_a_silent_server_delays_the_next_by_a_second_and_is_cancelled() -> None:
 
 def test_a_slow_server_may_still_answer_first() -> None:
     servers = Servers()
-    assert virtually(lambda: first_answer([servers.server("a", 1.2), servers.server("b", 9)], 8, NOBODY)) == "a"
+    assert virtually(lambda: first_answer([servers.server("a", 1.2), servers.server("b", 9)], 8, NO_ANSWER)) == "a"
     assert servers.cancelled == ["b"]
 
 
 def test_a_failed_server_delays_no_other() -> None:
     servers = Servers()
     calls = [servers.server("a", 0, Unavailable("refused")), servers.server("b", 0)]
-    assert virtually(lambda: first_answer(calls, 8, NOBODY)) == "b"
+    assert virtually(lambda: first_answer(calls, 8, NO_ANSWER)) == "b"
     assert servers.queried == [("a", 0), ("b", 0)]
 
 
@@ -82,7 +82,7 @@ def test_the_last_failure_is_raised(seconds: tuple[float, float], message: str) 
 
     async def main() -> None:
         with pytest.raises(Unavailable, match=message):
-            await first_answer(calls, 8, NOBODY)
+            await first_answer(calls, 8, NO_ANSWER)
         assert asyncio.get_running_loop().time() <= 8
 
     virtually(main)

@@ -30,8 +30,8 @@ def test_events_are_written_and_read_by_key(run: CommandLine, tmp_path: Path) ->
         mine = [each["n"] for each in found if each["customer"] == customer]
         assert mine == [customer, customer + 3, customer + 6]
     assert run("read", "sales", "--position", str(position)).output == ""
-    at_once = run("write", "sales", "--key", "7", "--transaction", input=text)
-    assert "committed 9 events in segment" in at_once.output
+    in_transaction = run("write", "sales", "--key", "7", "--transaction", input=text)
+    assert "committed 9 events in segment" in in_transaction.output
     target = tmp_path / "events"
     assert run("read", "sales", "--position", str(position), "-o", str(target)).code == 0
     assert [json.loads(line)["n"] for line in target.read_bytes().splitlines()] == list(range(9))
