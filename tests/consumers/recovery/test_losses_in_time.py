@@ -366,7 +366,7 @@ def test_a_plan_is_stable_over_time_and_its_first_hash_can_be_approved(played: P
     async def story(scene: Timed) -> None:
         await row.damage(scene)
         expected = row.steps, [str(kind) for kind in row.losses]
-        plan = await plans_at_all_times(scene.plan, expected, listed=40, meanwhile=scene.audits)
+        plan = await plans_at_all_times(scene.plan, expected, listed=40, before_each=scene.audits)
         if row.steps:
             await approve(scene, plan)
         if row.orders:
@@ -403,7 +403,7 @@ def test_restoring_the_whole_database_ends_a_loss_without_proof(
         assert not any(step.kind is STEPS.ACCEPT_LOSS for step in plan.steps), "the loss cannot be accepted"
         assert any("restore the whole database from a backup" in remark.message for remark in plan.remarks)
         scene.restore()
-        plan = await plans_at_all_times(scene.plan, (TAKEN, []), listed=40, meanwhile=scene.audits)
+        plan = await plans_at_all_times(scene.plan, (TAKEN, []), listed=40, before_each=scene.audits)
         await approve(scene, plan)
         assert await consumed(scene) == TOTAL
 
@@ -421,7 +421,7 @@ def test_a_checkpoint_beyond_the_end_of_its_journal_is_not_restored(played: Play
         assert STEPS.RESTORE_CHECKPOINT not in [step.kind for step in plan.steps]
         assert any("restore the whole database from a backup" in remark.message for remark in plan.remarks)
         scene.restore()
-        plan = await plans_at_all_times(scene.plan, (TAKEN, []), listed=40, meanwhile=scene.audits)
+        plan = await plans_at_all_times(scene.plan, (TAKEN, []), listed=40, before_each=scene.audits)
         await approve(scene, plan)
         assert await consumed(scene) == 10 + 5 + 2, "the remaining content acknowledges 17 orders"
 
@@ -499,7 +499,7 @@ def test_a_consumer_restarted_on_a_recreated_journal_is_sound_after_acceptance(
             await shard.finish()
         if not approved_first:
             plan = await plans_at_all_times(
-                scene.plan, (ACCEPTED, [str(Kind.JOURNAL_RECREATED)]), listed=40, meanwhile=scene.audits
+                scene.plan, (ACCEPTED, [str(Kind.JOURNAL_RECREATED)]), listed=40, before_each=scene.audits
             )
             await approve(scene, plan)
         await scene.publish(6)
@@ -561,7 +561,7 @@ def test_audits_do_not_depend_on_the_clock_of_the_consumer(played: Played, ahead
     async def story(scene: Timed) -> None:
         await lose_acknowledgements(scene)
         plan = await plans_at_all_times(
-            scene.plan, ([STEPS.APPEND_ACKNOWLEDGEMENTS], []), listed=40, meanwhile=scene.audits
+            scene.plan, ([STEPS.APPEND_ACKNOWLEDGEMENTS], []), listed=40, before_each=scene.audits
         )
         await approve(scene, plan)
         for _ in range(30):
@@ -625,7 +625,7 @@ def test_dead_letters_are_not_damage_and_are_not_lost(tmp_path: Path, row: Row) 
             await scene.begin()
             await row.damage(scene)
             expected = row.steps, [str(kind) for kind in row.losses]
-            await approve(scene, await plans_at_all_times(scene.plan, expected, listed=40, meanwhile=scene.audits))
+            await approve(scene, await plans_at_all_times(scene.plan, expected, listed=40, before_each=scene.audits))
             assert await consumed(scene) == row.orders
 
     play(story())

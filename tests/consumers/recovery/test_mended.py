@@ -107,7 +107,7 @@ def test_a_plan_for_an_iceberg_store_is_stable_over_time(
             await scene.publish(4)
 
             doctor = StoreDoctor(scene.client, mended_store(URL), check)
-            plan = await plans_at_all_times(lambda: make_plan([doctor]), (steps, losses), listed=40, meanwhile=audits)
+            plan = await plans_at_all_times(lambda: make_plan([doctor]), (steps, losses), listed=40, before_each=audits)
 
             async def verify() -> Report:
                 return await run_checks("orders", [check(False)], depth=Depth.DEEP)

@@ -32,7 +32,7 @@ class Killed(BaseException):
     """The process died."""
 
 
-class DyingClient(SyncJournalClient):
+class CrashingClient(SyncJournalClient):
     """A client whose process is killed at its `at`-th append, either before sending it or after it was applied."""
 
     at = 0
@@ -104,9 +104,9 @@ class Shop:
     def pending(self) -> list[Decision]:
         return list(Ledger.open(self.client, self.ledger, like=self.group[1]).unacknowledged())
 
-    def dying(self, at: int, *, applied: bool) -> DyingClient:
-        client = DyingClient.of(self.client.config)
-        assert isinstance(client, DyingClient)
+    def crashing(self, at: int, *, applied: bool) -> CrashingClient:
+        client = CrashingClient.of(self.client.config)
+        assert isinstance(client, CrashingClient)
         client.at, client.applied = at, applied
         return client
 

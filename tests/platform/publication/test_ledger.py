@@ -129,7 +129,7 @@ def test_a_ledger_drops_acknowledgements_that_are_in_their_journals(shop: Shop) 
     for number in range(3):
         shop.publish(writer_id=f"run-{number}")
     with pytest.raises(Killed):  # The decision is in the ledger.
-        shop.publish(writer_id="run-3", client=shop.dying(2, applied=True))
+        shop.publish(writer_id="run-3", client=shop.crashing(2, applied=True))
 
     ledger = Ledger.open(shop.client, shop.ledger, like=shop.group[0])
 

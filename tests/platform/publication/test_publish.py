@@ -51,12 +51,12 @@ def test_a_publication_without_messages_is_decided(shop: Shop) -> None:
 
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_process_may_be_killed_at_any_append(shop: Shop, applied: bool) -> None:
-    whole = shop.dying(0, applied=applied)
+    whole = shop.crashing(0, applied=applied)
     shop.publish(writer_id="first")  # It creates the ledger.
     shop.publish(writer_id="count", client=whole)
     for at in range(1, whole.appends + 1):
         with pytest.raises(Killed):
-            shop.publish(writer_id=f"run-{at}", client=shop.dying(at, applied=applied))
+            shop.publish(writer_id=f"run-{at}", client=shop.crashing(at, applied=applied))
         shop.publish(writer_id=f"run-{at}")
         assert not shop.publish(writer_id=f"run-{at}").is_new
         assert set(shop.seen().values()) == {2 + at}
@@ -66,7 +66,7 @@ def test_a_process_may_be_killed_at_any_append(shop: Shop, applied: bool) -> Non
 def test_a_decided_publication_is_completed_by_the_next_one(shop: Shop) -> None:
     shop.publish([], writer_id="first")
     with pytest.raises(Killed):  # After opening the ledger, the decision and one acknowledgement.
-        shop.publish(client=shop.dying(3, applied=True))
+        shop.publish(client=shop.crashing(3, applied=True))
     assert 0 < shop.seen().total() < len(ROWS)
     shop.publish([], writer_id="other")
     assert shop.seen() == ONCE
@@ -106,7 +106,7 @@ def test_a_failed_attempt_leaves_no_visible_messages(shop: Shop) -> None:
 def test_a_deleted_journal_does_not_block_other_publications(shop: Shop) -> None:
     shop.publish([], writer_id="first")
     with pytest.raises(Killed):  # The decision is in the ledger.
-        shop.publish(client=shop.dying(2, applied=True))
+        shop.publish(client=shop.crashing(2, applied=True))
     shop.delete(shop.group[0])
     assert shop.publish(writer_id="run-2", journals=shop.group[1:]).is_new
     assert not shop.pending()
@@ -115,10 +115,10 @@ def test_a_deleted_journal_does_not_block_other_publications(shop: Shop) -> None
 def test_publications_that_cannot_be_finished_are_logged_and_stay_in_the_ledger(shop: Shop) -> None:
     shop.publish([], writer_id="first")
     with pytest.raises(Killed):  # The decision is in the ledger.
-        shop.publish(writer_id="run-1", client=shop.dying(2, applied=True))
+        shop.publish(writer_id="run-1", client=shop.crashing(2, applied=True))
     shop.set_flags(shop.group[0], pb.JournalSpec.O_RDONLY)
     with pytest.raises(Killed):  # It has tried three acknowledgements before its own decision.
-        shop.publish(writer_id="run-2", journals=shop.group[1:], client=shop.dying(5, applied=True))
+        shop.publish(writer_id="run-2", journals=shop.group[1:], client=shop.crashing(5, applied=True))
     assert [each.writer_id for each in shop.pending()] == ["run-1", "run-2"]
 
     with capture_logs() as logs:

@@ -22,18 +22,18 @@ async def plans_at_all_times(
     expected: tuple[list[StepKind], list[str]],
     *,
     listed: float,
-    meanwhile: Callable[[], Awaitable[object]],
+    before_each: Callable[[], Awaitable[object]],
 ) -> Plan:
     """Plan immediately, after brokers have listed their stores again, and an hour later. Return the first plan.
 
-    All plans must be equal and have the same hash. Stores are listed within `listed` seconds. `meanwhile` runs before
+    All plans must be equal and have the same hash. Stores are listed within `listed` seconds. `before_each` runs before
     each later plan.
     """
     immediate = await plan()
     assert kinds_of(immediate) == expected, immediate
     for wait in (listed, HOUR):
         await asyncio.sleep(wait)
-        await meanwhile()
+        await before_each()
         later = await plan()
         assert kinds_of(later) == expected, later
         assert later.hash == immediate.hash, (later, immediate)

@@ -211,7 +211,7 @@ def test_a_plan_does_not_change_with_time_and_its_first_hash_can_be_approved(pla
 
         await row.damage(journal)
         immediate = await plans_at_all_times(
-            lambda: plan_of(journal), (row.steps, row.losses), listed=8, meanwhile=audit
+            lambda: plan_of(journal), (row.steps, row.losses), listed=8, before_each=audit
         )
         for loss in immediate.losses:
             if loss.kind == LOSS:

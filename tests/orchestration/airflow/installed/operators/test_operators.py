@@ -37,7 +37,7 @@ from coranto.offsets import vector_of_json
 from coranto.testing import SyncCluster
 from coranto_consumers.spark import ConsumerOptions, MisfitPolicy
 from coranto_consumers.stores.sql import SqlStore
-from tests.platform.publication.conftest import DyingClient, Killed
+from tests.platform.publication.conftest import CrashingClient, Killed
 
 ROWS = [{"order": number} for number in range(50)]
 ONCE = Counter(dict.fromkeys(range(50), 1))
@@ -98,11 +98,11 @@ def test_a_task_may_die_at_any_append_and_be_retried(
 ) -> None:
     publishing(group, [], edition="first").execute(context())  # Creates the ledger.
     for at in count(1):
-        dying = DyingClient.of(client.config)
-        assert isinstance(dying, DyingClient)
-        dying.at, dying.applied = at, applied
+        crashing = CrashingClient.of(client.config)
+        assert isinstance(crashing, CrashingClient)
+        crashing.at, crashing.applied = at, applied
         with monkeypatch.context() as patch:
-            patch.setattr(CorantoHook, "get_conn", lambda _, dying=dying: dying)
+            patch.setattr(CorantoHook, "get_conn", lambda _, crashing=crashing: crashing)
             try:
                 publishing(group, edition=str(at)).execute(context())
                 break
