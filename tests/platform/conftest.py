@@ -22,7 +22,6 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteBroker]:
 
 @pytest.fixture
 def run(capfdbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
-    """Runs the command line in this process."""
     return CommandLine(capfdbinary.readouterr)
 
 

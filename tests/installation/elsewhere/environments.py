@@ -85,7 +85,6 @@ class Environment:
         return done.stdout
 
     def program(self, text: str, **variables: str) -> str:
-        """Run a Python program, and return its output."""
         path = self.work / "program.py"
         path.write_text(text)
         return self.run("python", path.name, **variables)

@@ -82,7 +82,6 @@ class Trial:
         self.client.append(BAD, b"no JSON\n")
 
     def add(self, count: int) -> None:
-        """Append more messages."""
         self.client.append(GOOD, b"".join(map(line, range(self.written, self.written + count))))
         self.written += count
 

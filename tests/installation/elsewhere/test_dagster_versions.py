@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
 
 def oldest() -> str:
-    """Return the lower bound of the extra `dagster`."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (wanted,) = (each for each in map(Requirement, extras["dagster"]) if each.name == "dagster")
     (bound,) = (each.version for each in wanted.specifier if each.operator == ">=")

@@ -151,7 +151,7 @@ def read(url: str) -> dict[str, int]:
         engine.dispose()
 
 
-def test_the_compose_cluster_serves_survives_a_broker_and_ends_in_time(tmp_path: Path, store_url: str) -> None:
+def test_the_compose_cluster_survives_a_stopped_broker_and_ends_in_time(tmp_path: Path, store_url: str) -> None:
     with ExitStack() as stack:
         s3 = stack.enter_context(S3Server(tmp_path / "s3-server"))
         s3.create_bucket("coranto")

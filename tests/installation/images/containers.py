@@ -126,7 +126,6 @@ class Container:
         return ["/usr/bin/env", "buildah", "run", *options, self._root, "--", *map(self._here, words)]
 
     def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start its service."""
         _log.info("%s at %s: %s", self.name, self.address, _shown(words))
         self._process = ChildProcess(
             self.name,
@@ -184,7 +183,6 @@ class Container:
         return (self._folder / f"{self.name}.log").read_text(errors="replace")
 
     def kill(self) -> None:
-        """Kill all its processes."""
         _log.info("%s: kill", self.name)
         assert self._process is not None
         deadline = time.monotonic() + 60

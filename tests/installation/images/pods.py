@@ -70,7 +70,6 @@ class Pods:
             assert not written, (pod.name, written)
 
     def folder(self, name: str, files: Mapping[str, str]) -> Path:
-        """Return a folder with files."""
         made = self.containers.folder / "objects" / name
         made.mkdir(parents=True, exist_ok=True)
         for each, content in files.items():

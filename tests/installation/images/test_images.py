@@ -173,7 +173,7 @@ def test_the_images_run_coranto_without_root(image: str) -> None:
     assert inspect(image, config) == "[coranto] 10001 SIGTERM"
 
 
-def test_the_compose_file_runs_survives_a_broker_and_upgrades_one(
+def test_the_compose_file_runs_survives_a_lost_broker_and_upgrades_one(
     tmp_path: Path, s3: S3Server, store_url: str, containers: Containers
 ) -> None:
     cluster = Compose(containers, tmp_path, s3, store_url)
@@ -234,7 +234,6 @@ def apply(containers: Containers, folder: str, *names: str) -> None:
 
 @pytest.fixture
 def pods(containers: Containers, s3: S3Server) -> Iterator[Pods]:
-    """The namespace, with a container for commands."""
     containers.name_this_machine("s3")
     store = KEY.environment | {"AWS_ENDPOINT_URL": f"http://s3:{s3.endpoint.rpartition(':')[2]}"}
     secrets = {"coranto-store": store, "coranto-broker-keys": {"auth_keys": KEYS}}

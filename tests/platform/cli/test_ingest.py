@@ -55,7 +55,6 @@ def run(
 
 
 def written(tmp_path: Path, stream: str, more: str = "") -> tuple[str, Path]:
-    """Return a file of an ingest, and its folder."""
     folder = tmp_path / "in"
     folder.mkdir()
     file = tmp_path / "loads.yaml"

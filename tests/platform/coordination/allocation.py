@@ -75,11 +75,9 @@ class AllocationWorld:
             yield from found
 
     def put_items(self, *items: PlanItem) -> None:
-        """Create or replace items."""
         self.items.update((item.id, item) for item in items)
 
     def put_members(self, *members: PlanMember) -> None:
-        """Add or replace members."""
         self.members.update((member.id, member) for member in members)
 
     def lose_members(self, *members: MemberId) -> None:

@@ -34,7 +34,6 @@ pytestmark = pytest.mark.integration
 
 
 def failure(pipe: Any, data: Any, **options: Any) -> str:
-    """Return the texts of a run's errors."""
     with pytest.raises(PipelineStepFailed) as caught:
         pipe.run(data, **options)
     return str(caught.value)

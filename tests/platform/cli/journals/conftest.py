@@ -68,7 +68,6 @@ def pipe(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def interrupt(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGINT) -> bytes:
-    """Interrupt the command, and return its further output."""
     process.send_signal(number)
     rest, errors = process.communicate(timeout=120)
     assert b"Traceback" not in errors
