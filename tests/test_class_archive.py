@@ -9,9 +9,7 @@ from coranto_consumers.spark.session.class_archive import find_archive
 from tools.class_archive import make_archive
 
 
-def test_a_failed_session_leaves_no_archive_and_reports_the_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_session_leaves_no_archive_and_reports_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java = tmp_path / "java" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text("#!/bin/sh\necho this is no Java >&2\nexit 3\n")

@@ -27,9 +27,7 @@ def test_every_link_has_a_target(links: ModuleType, capsys: pytest.CaptureFixtur
     assert links.main() == 0, capsys.readouterr().out
 
 
-def test_links_without_a_target_are_reported(
-    links: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_links_without_targets_are_reported(links: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "b.md").write_text("# A `head` of *it*, twice\n# A head of it, twice\n")
     page = tmp_path / "a.md"
     page.write_text(

@@ -94,9 +94,7 @@ def test_content_that_retention_removes_is_not_lost(cuts: list[int], times: list
 
 
 @given(edges, ages, st.data())
-def test_fragments_younger_than_the_retention_must_not_be_missing(
-    cuts: list[int], times: list[int], data: st.DataObject
-) -> None:
+def test_young_fragments_must_not_be_missing(cuts: list[int], times: list[int], data: st.DataObject) -> None:
     spans = list(zip([0, *cuts], cuts, strict=False))
     fragments = [known(begin, end, age) for (begin, end), age in zip(spans, times, strict=False)]
     removed = data.draw(st.sampled_from(fragments))

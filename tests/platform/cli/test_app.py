@@ -117,7 +117,7 @@ def test_a_journal_may_be_named_like_an_option(run: CommandLine, remote: RemoteB
     assert "Traceback" not in result.errors
 
 
-def test_a_missing_cluster_is_reported_with_the_command_that_starts_one(
+def test_a_missing_cluster_is_reported_with_advice(
     run: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CORANTO_ENDPOINT", raising=False)

@@ -128,9 +128,7 @@ async def test_journals_are_spread_over_members_and_zones(coordinator: EtcdCoord
         assert all(a.kv.lease == leases[a.member] for a in state.all_assignments)
 
 
-async def test_the_oldest_member_leads_and_the_next_oldest_replaces_it(
-    coordinator: EtcdCoordinator, layout: Layout
-) -> None:
+async def test_the_oldest_member_leads_and_the_next_one_follows(coordinator: EtcdCoordinator, layout: Layout) -> None:
     first, second = members(2)
     async with process(coordinator, layout, first) as leader, process(coordinator, layout, second) as other:
         assert other.keyspace.state.leader is not None

@@ -122,9 +122,7 @@ class Faulty:
         await self.real.close()
 
 
-async def test_the_mirror_follows_changes_by_other_clients(
-    coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
-) -> None:
+async def test_the_mirror_follows_changes(coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make) -> None:
     await coordinator.txn([], [Put(layout.item_key("first"), journal("first"))])
     keyspace = keyspace_of(coordinator)
     start = await keyspace.start()

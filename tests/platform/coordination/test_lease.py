@@ -123,9 +123,7 @@ async def test_an_announcement_waits_for_a_key_of_another_lease(coordinator: Etc
     await new.close()
 
 
-async def test_a_lost_lease_is_reported_and_ends_a_pending_announcement(
-    coordinator: EtcdCoordinator, layout: Layout
-) -> None:
+async def test_a_lost_lease_is_reported_and_ends_announcements(coordinator: EtcdCoordinator, layout: Layout) -> None:
     key = layout.member_key(MEMBER)
     holder = await open_session(coordinator, ttl_seconds=30)
     await holder.announce(key, b"holder")

@@ -112,9 +112,7 @@ def test_a_planner_with_state_keeps_the_guarantees(
 
 @given(some_items, some_members, some_members)
 @settings(max_examples=examples(100), deadline=None)
-def test_items_span_two_zones_when_possible(
-    items: list[PlanItem], members: list[PlanMember], joining: list[PlanMember]
-) -> None:
+def test_items_span_two_zones(items: list[PlanItem], members: list[PlanMember], joining: list[PlanMember]) -> None:
     """Items span two zones if members have capacity for it, despite concurrent joins and changes."""
     world = AllocationWorld(items, members)
     world.converge()

@@ -169,9 +169,7 @@ def test_arrow_tables_are_loaded(running: Running, client: SyncJournalClient, tm
 # -- Schemas ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_column_registers_a_new_version_of_the_type(
-    running: Running, client: SyncJournalClient, tmp_path: Path
-) -> None:
+def test_a_new_column_registers_a_new_version(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
     pipe = pipeline(tmp_path / "work")
     pipe.run([{"id": 1}], table_name="orders")
     assert fields(client, "orders") == "id BIGINT, _dlt_load_id STRING NOT NULL, _dlt_id STRING NOT NULL"
@@ -207,17 +205,13 @@ def test_the_compatibility_of_the_type_is_enforced(running: Running, client: Syn
     assert "_dlt_id" in text
 
 
-def test_a_column_that_no_field_can_have_is_refused(
-    running: Running, client: SyncJournalClient, tmp_path: Path
-) -> None:
+def test_a_column_without_a_field_is_refused(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
     text = failure(pipeline(tmp_path / "work"), [{"id": 1, "_meta": "m"}], table_name="orders")
     assert "table orders cannot be loaded: column _meta is the place of the messages' UUIDs: rename it" in text
     assert not messages(client, "orders")
 
 
-def test_a_table_name_that_no_journal_can_have_is_refused(
-    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_table_name_is_refused(running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCHEMA__NAMING", "direct")
     text = failure(pipeline(tmp_path / "work"), [{"id": 1}], table_name="my (orders)")
     assert "table my (orders) cannot be loaded: " in text
@@ -284,9 +278,7 @@ def test_copies_of_a_package_are_published_once(
     assert len(messages(client, "_dlt_version")) == 1
 
 
-def test_the_state_is_restored_into_an_empty_folder(
-    running: Running, client: SyncJournalClient, tmp_path: Path
-) -> None:
+def test_the_state_is_restored_to_an_empty_folder(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
     with serving() as shop:
         shop.rows["orders"] = [{"id": n, "version": n} for n in range(1, 30)]
         first = pipeline(tmp_path / "here")

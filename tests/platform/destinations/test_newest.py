@@ -17,9 +17,7 @@ from tests.platform.destinations.conftest import Running
 JOURNAL = "states/all"
 
 
-def test_the_last_matching_message_is_found(
-    running: Running, client: SyncJournalClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_match_is_found(running: Running, client: SyncJournalClient, monkeypatch: pytest.MonkeyPatch) -> None:
     running.loop.run(running.cluster.create(JOURNAL))
     assert newest(client, JOURNAL, lambda row: True) is None
     publisher = sync_publisher(client, JsonLines())

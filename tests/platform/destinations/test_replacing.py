@@ -14,9 +14,7 @@ from tests.platform.destinations.shop import messages, pipeline
 pytestmark = pytest.mark.integration
 
 
-def test_replace_is_refused_before_anything_is_written(
-    running: Running, client: SyncJournalClient, tmp_path: Path
-) -> None:
+def test_replace_is_refused_and_writes_nothing(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
     with pytest.raises(PipelineStepFailed, match="orders: write_disposition replace is not possible"):
         pipeline(tmp_path / "work").run([{"id": 1}], table_name="orders", write_disposition="replace")
     assert not client.list("").journals

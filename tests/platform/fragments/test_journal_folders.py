@@ -70,9 +70,7 @@ def test_every_fragment_belongs_to_at_most_one_journal(
 
 
 @given(PATHS, POSTFIXES, st.sets(PATHS, max_size=4))
-def test_a_journal_without_nested_ones_keeps_fragments_of_any_postfix(
-    journal: str, postfix: str, others: set[str]
-) -> None:
+def test_a_journal_without_nested_ones_keeps_any_postfix(journal: str, postfix: str, others: set[str]) -> None:
     others = {each for each in others if not each.startswith(f"{journal}/")}
     mine = fragment(journal, postfix, 1)
     found = sort_out(journal, below(journal, [mine.content_path]), others | {journal})

@@ -39,7 +39,7 @@ def written(result: CommandResult) -> Manifest:
     return Manifest.from_json(result.output)
 
 
-def test_a_manifest_lists_stored_content_and_the_unstored_length(
+def test_a_manifest_lists_stored_and_counts_unstored_content(
     run: CommandLine, remote: RemoteBroker, root: Path
 ) -> None:
     before = time.time()

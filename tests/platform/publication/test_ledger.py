@@ -265,9 +265,7 @@ def test_a_register_that_points_to_no_summary_is_ignored(shop: Shop, soon: None,
 
 
 @pytest.mark.parametrize("record", [decision("last").to_line(), Acknowledgement("x").to_line(), b"no record\n"])
-def test_a_register_that_points_to_another_record_hides_no_earlier_record(
-    shop: Shop, soon: None, record: bytes
-) -> None:
+def test_a_register_that_points_to_another_record_hides_no_records(shop: Shop, soon: None, record: bytes) -> None:
     remember(shop, MANY)
     value = f"{shop.client.head(shop.ledger)}.{digest_of(record)}"
     shop.client.append(shop.ledger, record, union_registers=label_set({SUMMARY: value}))

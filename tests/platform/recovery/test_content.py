@@ -49,9 +49,7 @@ class Listed:
 @pytest.mark.parametrize(
     ("broker_has", "store_has", "restored"), [(True, False, True), (False, False, False), (True, True, False)]
 )
-async def test_only_content_that_the_store_lacks_and_a_broker_has_is_restored(
-    tmp_path, broker_has, store_has, restored
-):
+async def test_only_content_that_the_store_lacks_is_restored_from_brokers(tmp_path, broker_has, store_has, restored):
     stores = StoreRegistry(tmp_path)
     contents = [bytes([65 + number]) * SIZE for number in range(3)]
     first, second, live = [

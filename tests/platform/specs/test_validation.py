@@ -207,7 +207,7 @@ def test_valid_messages_pass(make: Callable[[], Message]) -> None:
 
 
 def test_every_message_of_the_protocol_has_rules() -> None:
-    """That is, the requests and responses of every RPC."""
+    """They are the requests and responses of every RPC."""
     service = pb.DESCRIPTOR.services_by_name["Journal"]
     kinds = {each for method in service.methods for each in (method.input_type.name, method.output_type.name)}
     assert kinds <= {make().DESCRIPTOR.name for make in GOOD}
@@ -508,9 +508,7 @@ BAD: list[Any] = [
 
 
 @pytest.mark.parametrize(("make", "path", "value", "field"), BAD)
-def test_invalid_messages_are_refused_with_the_path(
-    make: Callable[[], Message], path: str, value: Any, field: str
-) -> None:
+def test_invalid_messages_are_refused(make: Callable[[], Message], path: str, value: Any, field: str) -> None:
     message = make()
     put(path, value)(message)
     with pytest.raises(InvalidInput) as caught:
@@ -583,9 +581,7 @@ def test_flags_determine_read_and_write_access(flags: int, read: bool, write: bo
         ("FULL", 3, 9, 0),
     ],
 )
-def test_the_effective_replication_is_capped_and_depends_on_suspension(
-    level: str, replication: int, cap: int, expected: int
-) -> None:
+def test_effective_replication_is_capped_and_suspended(level: str, replication: int, cap: int, expected: int) -> None:
     found = pb.JournalSpec(replication=replication)
     assert effective_replication(found, cap) == (min(replication, cap))
     found.suspend.level = pb.JournalSpec.Suspend.Level.Value(level)

@@ -330,9 +330,7 @@ async def test_journals_with_a_retention_or_other_content_are_not_registries(
         await TypeRegistry(client, name).register(order("id INT"))
 
 
-async def test_the_type_of_journals_is_found_by_their_labels(
-    cluster: Cluster, client: JournalClient, name: str
-) -> None:
+async def test_the_type_of_journals_is_found_by_labels(cluster: Cluster, client: JournalClient, name: str) -> None:
     expected = {labels.CONTENT_TYPE: labels.JSON_LINES, labels.MESSAGE_TYPE: "shop.Order"}
     for part in ("a/orders/one", "a/orders/two"):
         await cluster.create(part, labels=expected)

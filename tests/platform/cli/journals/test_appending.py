@@ -15,9 +15,7 @@ from coranto.testing.fake_broker import CallPoint
 from coranto.wire import protocol_pb2 as pb
 
 
-def test_all_input_goes_to_one_of_the_selected_journals(
-    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]
-) -> None:
+def test_all_input_goes_to_one_selected_journal(run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]) -> None:
     assert run("append", "-l", "name:prefix=parts/", input=b"one\ntwo\n").code == 0
     assert sorted(remote.contents().values()) == [b"", b"", b"one\ntwo\n"]
     assert run("append", "-l", "kind=none", input=b"one").code == 1

@@ -152,7 +152,7 @@ def test_an_edit_is_applied(
     assert {info.spec.fragment.length for info in client.list(f"name:prefix={folder}/").journals} == {4096}
 
 
-def test_records_are_appended_to_several_journals_and_read_together(
+def test_records_are_spread_over_journals_and_read(
     run: Run, client: SyncJournalClient, folder: str, tmp_path: Path
 ) -> None:
     selector = f"name:prefix={folder}/"
@@ -191,7 +191,7 @@ def test_fragments_are_listed_with_urls(run: Run, client: SyncJournalClient, fol
     assert all(entry["spec"]["mod_time"] != "0" for entry in document["fragments"])
 
 
-def test_pruning_removes_fragments_beyond_the_retention(
+def test_pruning_applies_the_retention(
     cluster: EmbeddedCluster, run: Run, client: SyncJournalClient, folder: str
 ) -> None:
     journal = f"{folder}/part-000"

@@ -61,9 +61,7 @@ def test_commands_and_clients_read_the_same_as_of_a_time(run: CommandLine, remot
         assert list(committed_messages(client, "shop/none", JsonLines(), as_of=moment)) == []
 
 
-def test_commands_and_clients_report_content_removed_by_retention(
-    run: CommandLine, remote: RemoteBroker, root: Path
-) -> None:
+def test_commands_and_clients_report_content_that_is_gone(run: CommandLine, remote: RemoteBroker, root: Path) -> None:
     for name in JOURNALS:
         remote.fake.journals[name].drop_before(SIZE)
     offsets = root / "then.json"

@@ -61,7 +61,7 @@ def test_reads_continue_at_their_offsets(
 
 
 @pytest.mark.parametrize("content", ["no json", "[1]", '{"a/journal": -1}', '{"a/journal": "x"}'])
-def test_a_file_without_offsets_is_refused(
+def test_files_without_offsets_are_refused(
     run: CommandLine, parts: tuple[str, ...], tmp_path: Path, content: str
 ) -> None:
     path = tmp_path / "offsets.json"

@@ -84,9 +84,7 @@ def test_content_before_a_failure_is_written(run: CommandLine, monkeypatch: pyte
     assert len(run("read", "interrupted").output.splitlines()) == 3
 
 
-def test_events_are_appended_before_the_input_ends(
-    run: CommandLine, endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_are_appended_on_arrival(run: CommandLine, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     create(run, "coming")
     heads: list[int] = []
 

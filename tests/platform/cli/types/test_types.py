@@ -134,9 +134,7 @@ def test_descriptors_are_read_from_a_file_next_to_the_document(types: CommandLin
         (("list", "--registry", "types/none"), "types/none: JOURNAL_NOT_FOUND (there is no such registry yet"),
     ],
 )
-def test_problems_of_documents_and_arguments_are_reported(
-    types: CommandLine, tmp_path: Path, words: tuple[str, ...], problem: str
-) -> None:
+def test_invalid_input_is_reported(types: CommandLine, tmp_path: Path, words: tuple[str, ...], problem: str) -> None:
     (tmp_path / "bad.yaml").write_text("type: a\nfelds: {}\n")
     (tmp_path / "latin.yaml").write_bytes(b"type: \xff\n")
     assert types("register", "-f", "-", "--like", "shop/orders", input=ORDER.encode()).code == 0

@@ -165,9 +165,7 @@ async def test_a_wrong_secret_is_refused_and_not_logged(oidc: OidcServer) -> Non
         b"[" * 100_000,
     ],
 )
-async def test_answers_without_a_valid_token_are_refused(
-    oidc: OidcServer, answer: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_answers_without_a_token_fail(oidc: OidcServer, answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oidc, "_token", lambda *_: (200, answer))
     source = TokenSource(client_of(oidc))
     with pytest.raises((Unavailable, Unauthenticated)):
