@@ -1,4 +1,4 @@
-"""The choice and the fetching of `--kafka`. Nothing is fetched here: Maven is missing, or stands in for itself."""
+"""The choice and the download of `--kafka`. Nothing is downloaded: Maven is missing, or a fake."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return kafka.cache_folder()
 
 
-def test_kafka_is_left_out_unless_it_is_asked_for() -> None:
+def test_kafka_is_excluded_by_default() -> None:
     assert chosen([], kafka=False) == BENCHMARKS
     assert chosen(["spark_source"], kafka=False) == {"spark_source": BENCHMARKS["spark_source"]}
     assert not set(chosen([], kafka=False).values()) & set(KAFKA_BENCHMARKS.values())
 
 
-def test_results_beside_kafka_have_names_of_their_own() -> None:
+def test_results_with_kafka_have_separate_names() -> None:
     assert chosen(["spark_source"], kafka=True) == {"spark_source_kafka": KAFKA_BENCHMARKS["spark_source"]}
     assert chosen([], kafka=True).keys() == {"kafka_to_table", "spark_sink_kafka", "spark_source_kafka"}
 
 
-def test_a_benchmark_without_kafka_is_refused_beside_it() -> None:
+def test_a_benchmark_without_a_kafka_variant_is_refused() -> None:
     with pytest.raises(
         InvalidInput, match="no benchmark that compares with Kafka is named append; there are kafka_to_table, spark_"
     ):
@@ -41,13 +41,13 @@ def test_a_benchmark_without_kafka_is_refused_beside_it() -> None:
         chosen(["nothing"], kafka=False)
 
 
-def test_without_maven_the_error_tells_to_install_it(cache: Path) -> None:
+def test_without_maven_the_error_advises_to_install_it(cache: Path) -> None:
     with pytest.raises(InvalidInput, match=r"no command mvn to fetch spark-sql-kafka-0-10_.*: install Maven"):
         kafka.fetched()
     assert not cache.exists()
 
 
-def test_what_maven_cannot_find_leaves_nothing_behind(cache: Path) -> None:
+def test_a_failed_fetch_leaves_no_files(cache: Path) -> None:
     maven = cache.parents[1] / "bin" / "mvn"
     maven.write_text("#!/bin/sh\necho not in any registry\nexit 1\n")
     maven.chmod(0o700)
@@ -56,7 +56,7 @@ def test_what_maven_cannot_find_leaves_nothing_behind(cache: Path) -> None:
     assert not list(cache.iterdir())
 
 
-def test_what_is_in_the_cache_is_not_fetched(cache: Path) -> None:
+def test_cached_files_are_not_fetched_again(cache: Path) -> None:
     connector = cache / f"connector-{pyspark.__version__}"
     connector.mkdir(parents=True)
     for name in ("kafka-clients-3.9.2.jar", "spark-sql-kafka-0-10_2.13-4.2.0.jar", "scala-library-2.13.1.jar"):
@@ -73,5 +73,5 @@ def test_what_is_in_the_cache_is_not_fetched(cache: Path) -> None:
     ("spark", "versions"),
     [("4.3.1", ["4.3.1", "4.3.0", "4.2.0"]), ("4.3.0", ["4.3.0", "4.2.0"]), ("5.0.0", ["5.0.0"])],
 )
-def test_the_connector_of_the_release_before_stands_in(spark: str, versions: list[str]) -> None:
+def test_the_connector_of_the_previous_release_is_the_fallback(spark: str, versions: list[str]) -> None:
     assert kafka.connector_versions(spark) == versions
