@@ -219,10 +219,10 @@ class Broker:
         left = await self.persister.close(self.settings.exit_seconds)
         if left:
             _log.warning("fragment.left_in_local_files", fragments=left)
-        left_over = [*self.background.tasks, *self.replicas.stopping]
-        for task in left_over:
+        unfinished = [*self.background.tasks, *self.replicas.stopping]
+        for task in unfinished:
             task.cancel()
-        await asyncio.gather(*left_over, return_exceptions=True)
+        await asyncio.gather(*unfinished, return_exceptions=True)
 
     async def close(self) -> None:
         """Close the connections to peers."""
@@ -247,7 +247,7 @@ class Broker:
             "fragments_pending": lambda: self.persister.pending,
             "spools_unreadable": lambda: self.replicas.unreadable_spools,
             "fragments_without_copy": lambda: self.persister.damaged,
-            "disk_short_of_room": lambda: self.replicas.room.is_short,
+            "disk_short_of_room": lambda: self.replicas.free_space.is_short,
             "append_bytes_held": lambda: self.receive_budget.held,
             "unpersisted_bytes": lambda: self.replicas.unpersisted.size,
             "unpersisted_age_seconds": lambda: self.replicas.unpersisted.age,

@@ -94,18 +94,18 @@ class Slot(Generic[T]):
 
     def __init__(self) -> None:
         """Begin with an empty slot. The maker of the object owns it first and gives it to the slot with `put`."""
-        self._things: list[T] = []  # At most one.
+        self._value: list[T] = []  # At most one.
         self._refusal = ""
-        self._takers: deque[asyncio.Future[object]] = deque()
+        self._waiters: deque[asyncio.Future[object]] = deque()
 
     @property
     def at_rest(self) -> T | None:
         """The object, or None while it has an owner. A caller may use it without ownership until its next await."""
-        return self._things[0] if self._things else None
+        return self._value[0] if self._value else None
 
     def take_at_rest(self) -> T:
         """Take ownership of the object while it has no owner (`at_rest`)."""
-        return self._things.pop()
+        return self._value.pop()
 
     async def take(self, until: Signal | None = None) -> T:
         """Take ownership of the object; give it back with `put`. Raises Invalidated if `until` fires first.
@@ -115,39 +115,39 @@ class Slot(Generic[T]):
         """
         if until is not None and until.fired:
             raise Invalidated
-        if self._things:
-            return self._things.pop()
+        if self._value:
+            return self._value.pop()
         if self._refusal:
             raise Unavailable(self._refusal)
-        taker: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._takers.append(taker)
+        waiter: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
         if until is not None:
-            until.add(taker)
+            until.add(waiter)
         try:
-            return await taker  # type: ignore[return-value]  # `put` is what resolves it.
+            return await waiter  # type: ignore[return-value]  # `put` is what resolves it.
         except asyncio.CancelledError:
-            if taker.done() and not taker.cancelled() and taker.exception() is None:
-                self.put(taker.result())  # type: ignore[arg-type]  # It got the object during the cancellation.
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.put(waiter.result())  # type: ignore[arg-type]  # It got the object during the cancellation.
             raise
         finally:
             if until is not None:
-                until.discard(taker)
+                until.discard(waiter)
 
     def refuse(self, problem: str) -> None:
-        """Raise Unavailable with this problem in all waiting takers, and in all later ones until the next `put`."""
+        """Raise Unavailable with this problem in all waiters, and in all later ones until the next `put`."""
         self._refusal = problem
-        takers, self._takers = self._takers, deque()
-        for taker in takers:
-            if not taker.done():
-                taker.set_exception(Unavailable(problem))
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(Unavailable(problem))
 
-    def put(self, thing: T) -> None:
-        """Give the object to the next taker, or keep it."""
+    def put(self, value: T) -> None:
+        """Give the object to the next waiter, or keep it."""
         self._refusal = ""
-        while self._takers:
-            taker = self._takers.popleft()
-            if not taker.done():
-                taker.set_result(thing)
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(value)
                 return
-        assert not self._things  # There is only one object, and the caller just owned it.
-        self._things.append(thing)
+        assert not self._value  # There is only one object, and the caller just owned it.
+        self._value.append(value)

@@ -177,7 +177,7 @@ class AppendFsm:
         self.held.pipeline, self.held.owner = pipeline, resolution
         if pipeline is not None and self.append.content is not None:
             # Until then, arriving appends can join its batch.
-            await pipeline.wait_for_room(PROPOSALS_IN_FLIGHT, resolution.invalidated)
+            await pipeline.wait_for_capacity(PROPOSALS_IN_FLIGHT, resolution.invalidated)
         # Callers that see later flags or a suspension read the journal's end only after this append commits.
         permitted = self._host.resolver.permits_hold(resolution)
         return AppendEvent.PIPELINE_ACQUIRED if permitted else AppendEvent.INVALIDATED

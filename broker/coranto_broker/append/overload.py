@@ -93,14 +93,14 @@ class Admission:
         self._under_way.count += 1
 
     @contextmanager
-    def waiting(self, room: asyncio.Event) -> Iterator[None]:
-        """Set `room` when there is room, while a stream waits in the block. Streams are served in order."""
-        self._waiting[room] = None
+    def waiting(self, has_capacity: asyncio.Event) -> Iterator[None]:
+        """Set `has_capacity` when there is capacity, while a stream waits in the block. Streams are served in order."""
+        self._waiting[has_capacity] = None
         self._waits.value += 1
         try:
             yield
         finally:
-            del self._waiting[room]
+            del self._waiting[has_capacity]
             self._wake()
 
     def leave(self) -> None:
@@ -169,7 +169,7 @@ class ReceiveBudget:
         """Stop watching a stream. Further calls have no effect."""
         self._waiting.pop(stream, None)
 
-    def require_room(self, stream: BoundedStream) -> None:
+    def require_capacity(self, stream: BoundedStream) -> None:
         """Raise StreamOverloaded if a stream must end because all streams hold too much."""
         if self.held > MAX_HELD_BYTES and stream.held > SMALL_BYTES:
             raise StreamOverloaded(

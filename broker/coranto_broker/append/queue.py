@@ -90,7 +90,7 @@ class JournalQueue:
         content, pipeline = append.content, self._replica.pipeline.at_rest
         if not content or pipeline is None:
             return False
-        if not pipeline.answers_at_once or not pipeline.is_idle or self._steady(append, pipeline) is None:
+        if not pipeline.commits_inline or not pipeline.is_idle or self._steady(append, pipeline) is None:
             return False
         before = pipeline.spool.committed
         registers = before.registers if append.is_plain else apply_registers(append.request, before.registers)
@@ -142,7 +142,7 @@ class JournalQueue:
         pipeline = self._replica.pipeline.at_rest
         if pipeline is not None and head.content is not None and self._steady(head, pipeline) is not None:
             try:
-                await pipeline.wait_for_room(PROPOSALS_IN_FLIGHT, head.resolved.invalidated)
+                await pipeline.wait_for_capacity(PROPOSALS_IN_FLIGHT, head.resolved.invalidated)
             except Invalidated:
                 return  # The next call resolves the head again.
             await self.arrivals.gathered()

@@ -38,7 +38,7 @@ LATE_SECONDS = 0.25
 GATHER_SECONDS = 0.002
 """The longest wait of a proposal for appends that are being received."""
 
-MAX_FRUITLESS = 6
+MAX_EMPTY_WAITS = 6
 """The limit of backoff: each fruitless wait in a row, up to this number, about doubles the number of skipped waits."""
 
 THROTTLE_QUANTUM_SECONDS = 0.05
@@ -52,18 +52,18 @@ class Arrivals:
         self.coming = 0
         """Their number."""
         self._waiter: asyncio.Future[None] | None = None  # Of a waiting proposal.
-        self._fruitless = 0  # Waits in a row without an arrival, for example because a client is slow.
-        self._passes = 0  # The next proposals that skip the wait.
+        self._empty_waits = 0  # Waits in a row without an arrival, for example because a client is slow.
+        self._skips = 0  # The next proposals that skip the wait.
 
     def expect(self) -> None:
-        """Count an append that is being received. Call `came` afterwards in any case."""
+        """Count an append that is being received. Call `arrived` afterwards in any case."""
         self.coming += 1
 
-    def came(self) -> None:
+    def arrived(self) -> None:
         """Note that an expected append is about to be enqueued, or was dropped."""
         self.coming -= 1
         if not self.coming:
-            self._let_go()
+            self._wake()
 
     async def gathered(self) -> None:
         """Wait briefly for expected appends before a proposal. For the queue's committer.
@@ -72,22 +72,22 @@ class Arrivals:
         """
         if not self.coming:
             return
-        if self._passes:
-            self._passes -= 1
+        if self._skips:
+            self._skips -= 1
             return
         before = len(self._queue)
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
-        timer = loop.call_later(GATHER_SECONDS, self._let_go)
+        timer = loop.call_later(GATHER_SECONDS, self._wake)
         try:
             await self._waiter
         finally:
             self._waiter = None
             timer.cancel()
-        self._fruitless = 0 if len(self._queue) > before else min(self._fruitless + 1, MAX_FRUITLESS)
-        self._passes = (1 << self._fruitless) - 1
+        self._empty_waits = 0 if len(self._queue) > before else min(self._empty_waits + 1, MAX_EMPTY_WAITS)
+        self._skips = (1 << self._empty_waits) - 1
 
-    def _let_go(self) -> None:
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -149,7 +149,7 @@ class Inbox:
             self._messages.extend(messages)
             self._held = size
             budget.held += size - most
-            arrivals.came()
+            arrivals.arrived()
 
     def close(self) -> None:
         """Return the reserved bytes to the budget."""

@@ -142,7 +142,7 @@ class Backlog:
             )
         return ""
 
-    async def wait_for_room(self, journal: str, url: str, until: Signal | None = None) -> str:
+    async def wait_for_capacity(self, journal: str, url: str, until: Signal | None = None) -> str:
         """Wait a while for a problem to pass, and return `problem`. Raises Invalidated when `until` fires first."""
         while problem := self.problem(journal, url):
             left = self._since[journal] + TIMEOUT_SECONDS - self._clock.monotonic()

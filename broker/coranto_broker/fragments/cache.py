@@ -73,8 +73,8 @@ class FragmentCache:
         self._stores = stores
         self._folder = folder
         self._little_bytes = little_bytes
-        self._little = _Shelf(LITTLE_TOTAL_BYTES)
-        self._large = _Shelf(max_bytes)
+        self._little = _Tier(LITTLE_TOTAL_BYTES)
+        self._large = _Tier(max_bytes)
         self._fetches = asyncio.Semaphore(FETCHES)
 
     @asynccontextmanager
@@ -86,14 +86,14 @@ class FragmentCache:
         store = source if source is not None else self._stores.get(fragment.backing_store)
         key = f"{store.url} {fragment.content_path}"
         little = fragment.length <= self._little_bytes
-        shelf, fetch = (self._little, self._read) if little else (self._large, self._fetch)
+        tier, fetch = (self._little, self._read) if little else (self._large, self._fetch)
         size = fragment.length + (ENTRY_BYTES if little else 0)
-        entry = shelf.borrow(key, size, _identity(fragment), lambda: fetch(store, fragment))
+        entry = tier.borrow(key, size, _identity(fragment), lambda: fetch(store, fragment))
         try:
             # A reader that goes away does not cancel the fetch for the others.
             yield await asyncio.shield(entry.fetching)
         finally:
-            shelf.give_back(entry)
+            tier.give_back(entry)
 
     @asynccontextmanager
     async def open_kept(self, journal: str, begin: int, end: int, digest: bytes) -> AsyncIterator[CachedContent | None]:
@@ -102,12 +102,12 @@ class FragmentCache:
         It may be of a fragment that no store has any more.
         """
         identity = (journal, begin, end, digest)
-        for shelf in (self._little, self._large):
-            if (entry := shelf.lend(identity)) is not None:
+        for tier in (self._little, self._large):
+            if (entry := tier.borrow_present(identity)) is not None:
                 try:
                     yield entry.fetching.result()
                 finally:
-                    shelf.give_back(entry)
+                    tier.give_back(entry)
                 return
         yield None
 
@@ -218,14 +218,14 @@ def _identity(fragment: Fragment) -> _Identity:
 
 
 class _Entry:
-    """One fragment on a shelf."""
+    """One fragment in a tier."""
 
     def __init__(self, key: str, size: int, identity: _Identity) -> None:
         self.key = key
         self.size = size
         self.identity = identity
         self.borrowers = 0
-        self.has_room = False
+        self.is_admitted = False
         self.fetching: asyncio.Task[_Memory | _File]
 
     @property
@@ -233,7 +233,7 @@ class _Entry:
         return self.fetching.done() and not self.borrowers
 
 
-class _Shelf:
+class _Tier:
     """Content kept while there is room. The least recently used goes first."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -254,7 +254,7 @@ class _Shelf:
         entry.borrowers += 1
         return entry
 
-    def lend(self, identity: _Identity) -> _Entry | None:
+    def borrow_present(self, identity: _Identity) -> _Entry | None:
         """Borrow content that is here already, from whatever source; None if it is not."""
         for entry in self._entries.values():
             if entry.identity == identity and entry.fetching.done():  # A failed one is dropped immediately.
@@ -280,7 +280,7 @@ class _Shelf:
     async def _fetch(self, entry: _Entry, fetch: Callable[[], Coroutine[Any, Any, _Memory | _File]]) -> _Memory | _File:
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                while not self._make_room(entry):
+                while not self._evict(entry):
                     self._freed.clear()
                     await self._freed.wait()
         except TimeoutError:
@@ -290,16 +290,16 @@ class _Shelf:
             ) from None
         return await fetch()
 
-    def _make_room(self, entry: _Entry) -> bool:
+    def _evict(self, entry: _Entry) -> bool:
         for other in list(self._entries.values()):
             if self._used + entry.size <= self._max_bytes:
                 break
-            if other.has_room and other.idle:
+            if other.is_admitted and other.idle:
                 self._drop(other)
-        entry.has_room = self._used + entry.size <= self._max_bytes or not self._used
-        if entry.has_room:
+        entry.is_admitted = self._used + entry.size <= self._max_bytes or not self._used
+        if entry.is_admitted:
             self._used += entry.size
-        return entry.has_room
+        return entry.is_admitted
 
     def _fetched(self, entry: _Entry) -> None:
         task = entry.fetching
@@ -309,7 +309,7 @@ class _Shelf:
     def _drop(self, entry: _Entry) -> None:
         if self._entries.pop(entry.key, None) is None:
             return
-        if entry.has_room:
+        if entry.is_admitted:
             self._used -= entry.size
             self._freed.set()
         if not entry.fetching.cancelled() and entry.fetching.exception() is None:

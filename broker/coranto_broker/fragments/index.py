@@ -50,7 +50,7 @@ The primary reports that within the latency of one message, unless it has just d
 """
 SOUND_JUMP_SECONDS = 60.0
 """Time while reads may jump to an offset after no other broker had the content before it."""
-AT_ONCE = 16
+WAKE_BATCH = 16
 """Most reads that a change wakes in one turn of the event loop."""
 
 
@@ -146,8 +146,8 @@ def _spans(fragments: Iterable[Fragment]) -> dict[tuple[int, int], set[bytes]]:
 
 
 def _wake_in_turns(waiters: deque[asyncio.Future[None]]) -> None:
-    """Wake AT_ONCE waiters now and the others later, in order, so that thousands do not hold up an append's answer."""
-    for _ in range(min(AT_ONCE, len(waiters))):
+    """Wake WAKE_BATCH waiters now and the others later, in order: thousands must not hold up an append's answer."""
+    for _ in range(min(WAKE_BATCH, len(waiters))):
         waiter = waiters.popleft()
         if not waiter.done():
             waiter.set_result(None)

@@ -60,7 +60,7 @@ _TURN_SECONDS = 5.0
 _OPEN_SECONDS = 3.0
 """Time that `close` waits for undecided fragments. Their primary may be ending too, and store them. If it is not, it
 continues with its own copies."""
-_HOPE_SECONDS = 2 * REPLICA_DELAY_SECONDS
+_RECOVERY_SECONDS = 2 * REPLICA_DELAY_SECONDS
 """Time that fragments wait for a damaged one before them. Replicas with good copies store them within it."""
 _log = structlog.get_logger(__name__)
 
@@ -98,7 +98,7 @@ class _Job:
     """The URL of the store that was tried last."""
     counted: bool = False
     """True if it is part of the backlog."""
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class FragmentPersister:
@@ -182,11 +182,11 @@ class FragmentPersister:
             task.cancel()
         await asyncio.gather(*found, return_exceptions=True)
 
-    def hurry(self, journal: str) -> None:
+    def wake(self, journal: str) -> None:
         """Try the waiting fragments of this journal now."""
         for job in self._of_journal.get(journal, {}).values():
             self._count(job)
-            job.hurry.set()
+            job.wake.set()
 
     async def close(self, timeout: float) -> int:
         """Try all remaining fragments without delay, for at most `timeout` seconds.
@@ -195,7 +195,7 @@ class FragmentPersister:
         """
         self._draining = True
         for job in self._tasks.values():
-            job.hurry.set()
+            job.wake.set()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=min(timeout, _OPEN_SECONDS))
         decided = {task for task, job in self._tasks.items() if not self._is_open(job)}
@@ -226,7 +226,7 @@ class FragmentPersister:
             except _Undecided:
                 # Retry soon at first: most fragments wait only for the next pipeline.
                 if not job.waits and not sealed.settled:
-                    sealed.watermark.when(sealed.fragment.end, job.hurry.set)
+                    sealed.watermark.when(sealed.fragment.end, job.wake.set)
                 job.delay = _BACKOFF_SECONDS[job.waits] if job.waits < len(_BACKOFF_SECONDS) else _LATER_SECONDS
                 job.waits += 1
                 continue
@@ -290,7 +290,7 @@ class FragmentPersister:
         self._failed(job)
         job.damaged_at = now if job.damaged_at is None else job.damaged_at
         if sealed.content.is_quarantined:
-            if self._copies is None or self._draining or now - job.damaged_at >= _HOPE_SECONDS:
+            if self._copies is None or self._draining or now - job.damaged_at >= _RECOVERY_SECONDS:
                 job.unreadable = True
                 self._discount(job)  # Otherwise appends would wait for it.
             _log.error("fragment.copy_not_found", fragment=path, seconds=job.delay)
@@ -318,7 +318,7 @@ class FragmentPersister:
             _log.error("fragment.given_up", fragment=job.sealed.fragment.content_path, exc_info=error)
 
     async def _pause(self, job: _Job) -> None:
-        """Wait until the next attempt is due, or `hurry` is set. While draining, retry at least every second."""
+        """Wait until the next attempt is due, or `wake` is set. While draining, retry at least every second."""
         if job.delay <= 0:
             return
         if self._draining and (job.failures or job.waits):
@@ -326,10 +326,10 @@ class FragmentPersister:
             return
         try:
             async with asyncio.timeout(job.delay):
-                await job.hurry.wait()
+                await job.wake.wait()
         except TimeoutError:
             return
-        job.hurry.clear()
+        job.wake.clear()
 
     def _is_open(self, job: _Job) -> bool:
         """Return True if it is undecided whether this fragment, or an earlier one of the journal, may be stored."""
@@ -341,9 +341,9 @@ class FragmentPersister:
         """Wait until no earlier fragment of the journal waits, except for those that cannot be read here."""
         others = self._of_journal[job.sealed.fragment.journal]
         for other in others.values():
-            if other.waits and _goes_before(other, job):
-                other.hurry.set()  # Later commits may have decided whether it may be stored.
-        while before := [task for task, other in others.items() if _goes_before(other, job)]:
+            if other.waits and _is_stored_before(other, job):
+                other.wake.set()  # Later commits may have decided whether it may be stored.
+        while before := [task for task, other in others.items() if _is_stored_before(other, job)]:
             await asyncio.wait(before, timeout=_TURN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
 
     async def _attempt(self, job: _Job, spec: pb.JournalSpec) -> Fragment:
@@ -362,7 +362,7 @@ class FragmentPersister:
                     await self._check(sealed)
                     await self._folders.mark(journal, url)
                     if sealed.content.is_quarantined:
-                        await self._mend(job)
+                        await self._restore_content(job)
                     await self._put(store, fragment, sealed)
             except StoreDenied:
                 if not self._draining or url == urls[-1]:
@@ -388,7 +388,7 @@ class FragmentPersister:
         )
         return False
 
-    async def _mend(self, job: _Job) -> None:
+    async def _restore_content(self, job: _Job) -> None:
         """Replace damaged content by a good copy. Raises _Damaged if no broker has one."""
         source = await restore(job.sealed, self._copies) if self._copies is not None else ""
         if not source:
@@ -422,7 +422,7 @@ class FragmentPersister:
         return self._tracer.span("persist", fragment.journal, is_root=True, begin=begin, end=end, bytes=end - begin)
 
 
-def _goes_before(other: _Job, job: _Job) -> bool:
+def _is_stored_before(other: _Job, job: _Job) -> bool:
     """Return True if `job` must wait for `other`, a fragment of the same journal."""
     one, two = other.sealed, job.sealed
     earlier = one.create_revision == two.create_revision and one.fragment.begin < two.fragment.begin

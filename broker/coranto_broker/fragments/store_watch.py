@@ -48,7 +48,7 @@ class StoreWatch:
 
         Waits some time for a problem to pass. Raises Invalidated when `until` fires first.
         """
-        return await self._health.problem(url, until) or await self.backlog.wait_for_room(journal, url, until)
+        return await self._health.problem(url, until) or await self.backlog.wait_for_capacity(journal, url, until)
 
     def _probed(self, url: str, healthy: bool) -> None:
         self._healthy[url] = healthy

@@ -117,7 +117,7 @@ class _Stream:
         self.waits_since = 0.0
         self._given_up: StreamOverloaded | None = None  # The error that ends the stream, if any.
         self._task = asyncio.current_task()
-        self._is_ready, self._room = asyncio.Event(), asyncio.Event()
+        self._is_ready, self._has_capacity = asyncio.Event(), asyncio.Event()
         self._exits = self._ended = self._closed = False
 
     async def serve(self) -> None:
@@ -154,7 +154,7 @@ class _Stream:
         """
         sizes = [len(append.content) + ITEM_BYTES for append in batch.appends]
         self._hold(sum(sizes))
-        self._budget.require_room(self)
+        self._budget.require_capacity(self)
         refusal = None
         if self.caller:
             content = sum(sizes) - len(sizes) * ITEM_BYTES
@@ -168,8 +168,8 @@ class _Stream:
             self.take(append, sizes[number - 1], refusal)
             if number % _TURN_APPENDS == 0:
                 await asyncio.sleep(0)
-                await self.wait_for_room(sum(sizes[number:]))
-        await self.wait_for_room()
+                await self.wait_for_capacity(sum(sizes[number:]))
+        await self.wait_for_capacity()
 
     def take(self, append: StreamedAppend, size: int, refusal: AppendQuotaExceeded | None = None) -> None:
         """Begin an append of `size` held bytes, or answer it with `refusal`. Raises InvalidInput for an id in use."""
@@ -264,35 +264,35 @@ class _Stream:
         elif not self._sends_soon:
             self._sends_soon = True
             asyncio.get_running_loop().call_soon(self._send_soon)
-        self._room.set()
+        self._has_capacity.set()
         try:
-            self._budget.require_room(self)
+            self._budget.require_capacity(self)
         except StreamOverloaded as error:
             self.give_up(error)
 
     async def _wait_for_turn(self) -> None:
         """Wait while admission is full and this stream has appends under way."""
-        with self._admission.waiting(self._room):
+        with self._admission.waiting(self._has_capacity):
             while self._appends and self._admission.is_full:
-                self._room.clear()
-                await self._room.wait()
+                self._has_capacity.clear()
+                await self._has_capacity.wait()
 
     def _hold(self, more: int) -> None:
         self.held += more
         self._budget.held += more
 
-    async def wait_for_room(self, to_come: int = 0) -> None:
+    async def wait_for_capacity(self, unread: int = 0) -> None:
         """Wait while too much is held, so that flow control slows the client down.
 
-        `to_come` are the held bytes of received appends that have not begun.
+        `unread` are the held bytes of received appends that have not begun.
         """
         while (self._appends or self._ready) and (
-            self.held - to_come + len(self._appends) * self._largest > STREAM_BYTES
+            self.held - unread + len(self._appends) * self._largest > STREAM_BYTES
             or len(self._appends) + len(self._ready) > STREAM_APPENDS
             or self._budget.is_full
         ):
-            self._room.clear()
-            await self._room.wait()
+            self._has_capacity.clear()
+            await self._has_capacity.wait()
 
     async def send(self) -> None:
         """Send answers until the stream has ended and all are sent. One message has all answers of a turn."""
@@ -306,7 +306,7 @@ class _Stream:
                 await self._context.write(answers)
                 self._budget.unwatch(self)
                 self._hold(-sum([each.size for each in taken]))
-                self._room.set()
+                self._has_capacity.set()
             self._sending = False
 
     def _send_soon(self) -> None:
@@ -320,7 +320,7 @@ class _Stream:
                 self._is_ready.set()
                 return
             self._hold(-sum([each.size for each in taken]))
-        self._room.set()
+        self._has_capacity.set()
 
     def _next_answers(self, most: int) -> tuple[AppendAnswers, list[_Ready]]:
         """Remove the answers of the next message, about `most` bytes, from the queue."""

@@ -132,11 +132,11 @@ async def _drive(
         while request is not None:
             if isinstance(request, ContentMessage):
                 spool.write(request.content_delta, request.content)
-                await spool.wait_for_room()
+                await spool.wait_for_capacity()
             elif not request.HasField("proposal"):
                 if request.content:
                     spool.write(request.content_delta, request.content)
-                    await spool.wait_for_room()
+                    await spool.wait_for_capacity()
                 else:
                     spool.publish_through(request.readable)
             else:

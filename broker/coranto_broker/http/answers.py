@@ -142,13 +142,13 @@ def append_answer(response: pb.AppendResponse) -> web.Response:
     headers["X-Commit-End"] = headers["X-Write-Head"] = str(commit.end)
     headers["X-Commit-SHA1-Sum"] = sum_from_wire(commit.sum).hex()
     if response.HasField("durability"):
-        told = response.durability
+        reported = response.durability
         headers["X-Durability"] = urlencode(
             {
-                "replicas": told.replicas,
-                "zones": told.zones,
-                "synced-replicas": told.synced_replicas,
-                "synced-zones": told.synced_zones,
+                "replicas": reported.replicas,
+                "zones": reported.zones,
+                "synced-replicas": reported.synced_replicas,
+                "synced-zones": reported.synced_zones,
             }
         )
     return web.Response(status=204, headers=headers)

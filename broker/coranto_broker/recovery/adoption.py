@@ -132,7 +132,7 @@ class Adoption:
         while True:
             _, kv, cluster = await read_cluster(self._coordinator, layout)
             if cluster is None or not cluster.gathering:
-                await self._expect_nobody()
+                await self._require_no_members()
                 cluster = (cluster or ClusterIdentity("")).gather(new_word(self._entropy), seen, former)
             changed = change(replace(cluster, base=max(cluster.base, seen)))
             guard = unmodified(kv) if kv is not None else absent(layout.cluster_key)
@@ -140,7 +140,7 @@ class Adoption:
             if result.succeeded:
                 return changed
 
-    async def _expect_nobody(self) -> None:
+    async def _require_no_members(self) -> None:
         members = await self._coordinator.range(self._layout.members, keys_only=True)
         names = [kv.key.removeprefix(self._layout.members) for kv in members.kvs]
         if names:

@@ -225,7 +225,7 @@ class OrphanedSpools:
         try:
             recovered = await recover_spool(folder, self._records, self._clock)
         except (OSError, CorantoError) as error:
-            self._look_again_later(folder, error)
+            self._retry_later(folder, error)
             return
         if folder.path in self.unreadable:
             _log.warning("spool.readable_again", journal=folder.journal, folder=str(folder.path))
@@ -238,7 +238,7 @@ class OrphanedSpools:
                 rolled = empty_at(spool.fragment, spool.end, spool.fragment.codec)
                 spool.propose(rolled, spool.registers, primary=True)
         except OSError as error:  # The disk may be full. Try again, as this may be the only copy of the content.
-            self._look_again_later(folder, error)
+            self._retry_later(folder, error)
             return
         finally:
             spool.close()
@@ -250,7 +250,7 @@ class OrphanedSpools:
         if not self._journals.is_used(folder.path):
             self._taken[folder.path] = orphan
 
-    def _look_again_later(self, folder: SpoolFolder, error: Exception) -> None:
+    def _retry_later(self, folder: SpoolFolder, error: Exception) -> None:
         """Schedule another check of the folder, unless a replica uses it then."""
         _log.error(
             "spool.unreadable",
@@ -269,7 +269,7 @@ class OrphanedSpools:
         reading = await self._records.read(folder.journal, folder.create_revision)
         record = reading.record
         create_revision = folder.create_revision
-        former = spec is None and self._names_us(folder, record)
+        former = spec is None and self._names_this_member(folder, record)
         if former:
             successor = self._journals.successor_of(folder.journal)
             if successor is None:
@@ -301,7 +301,7 @@ class OrphanedSpools:
             if not result.succeeded:
                 return
         orphan.watermark.raise_to(orphan.end)
-        self._persister.hurry(folder.journal)
+        self._persister.wake(folder.journal)
         if orphan.pending:
             return
         record = in_sync.closed(record, create_revision, orphan.end, orphan.registers)
@@ -315,7 +315,7 @@ class OrphanedSpools:
         reading = await self._records.read(folder.journal, folder.create_revision)
         return in_sync.is_continued(reading.record, folder.create_revision)
 
-    def _names_us(self, folder: SpoolFolder, record: in_sync.InSyncRecord | None) -> bool:
+    def _names_this_member(self, folder: SpoolFolder, record: in_sync.InSyncRecord | None) -> bool:
         """Return True if a journal of this name, created after etcd was restored, needs this folder's content."""
         if record is None or record.create_revision != folder.create_revision:
             return False

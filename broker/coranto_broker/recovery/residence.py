@@ -34,7 +34,7 @@ from coranto_broker.spool.durable_spool import folder_of
 
 MARK_SECONDS = 30.0
 """The time after which the mark changes. A copy of the directory that is older than this is recognized."""
-LOOK_SECONDS = 5.0
+CHECK_SECONDS = 5.0
 """The pause between checks that the mark is still ours."""
 ADVICE = "see 'An etcd that was restored' in docs/operations.md"
 _log = structlog.get_logger(__name__)
@@ -227,7 +227,7 @@ class Residence:
         """
         marked_at = clock.monotonic()
         while True:
-            await clock.sleep(LOOK_SECONDS)
+            await clock.sleep(CHECK_SECONDS)
             try:
                 if clock.monotonic() - marked_at >= MARK_SECONDS:
                     ours = await self.refresh(*seen())

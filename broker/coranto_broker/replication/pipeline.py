@@ -177,7 +177,7 @@ async def complete(
         response.held_from = await replica.force()
     elif ask != _NOTHING and replica is not None:
         response.held_from = replica.held_from
-    if spool.short_of_room:
+    if spool.is_short_of_space:
         response.short_of_room = True
     if ask != _HELD and spool.is_on_disk(version):  # Completed fragments may be on the disk only in part.
         response.synced = True
@@ -229,7 +229,7 @@ class LocalStream:
         self._spool.publish_through(offset)
 
     async def drain(self) -> None:
-        await self._spool.wait_for_room()
+        await self._spool.wait_for_capacity()
 
     async def acknowledgement(self) -> pb.ReplicateResponse:
         if not self._responses:
@@ -342,7 +342,7 @@ class Pipeline:
         self.steady: SteadyPipeline | None = None
         """The cached range where appends need no decision (`coranto_broker.append.batch`)."""
         self._streams = list(zip(names, streams, strict=True))
-        self.answers_at_once = len(streams) == 1 and spool.fsync is not Fsync.COMMIT
+        self.commits_inline = len(streams) == 1 and spool.fsync is not Fsync.COMMIT
         """True if acknowledgements wait neither for another broker nor for the disk."""
         self.demand = NO_DEMAND
         """The demand of the journal's labels on acknowledgements."""
@@ -350,7 +350,7 @@ class Pipeline:
         """The reason why the replicas cannot meet the demand, or an empty string."""
         self.refusal = ""
         """The reason for refusing appends with content: an unmet demand or a full disk. Otherwise an empty string."""
-        self._short_of_room = ""
+        self._short_of_space = ""
         self.whole_lines = False
         """True if the journal's labels demand that each append ends with a newline."""
         self._zones = {name: name.partition("#")[0] for name in names}
@@ -411,15 +411,15 @@ class Pipeline:
 
     def adopt_demand(self, labels: pb.LabelSet) -> None:
         """Adopt the demand of the journal's labels. The replicas have synchronized."""
-        tells = [(self._zones[name], stream.tells_synced) for name, stream in self._streams]
+        reports = [(self._zones[name], stream.tells_synced) for name, stream in self._streams]
         try:
             self.demand = demand_of(labels)
-            self.demand_unmet = unmet(self.demand, tells)
+            self.demand_unmet = unmet(self.demand, reports)
         except InvalidInput as error:
             self.demand, self.demand_unmet = NO_DEMAND, f"the journal's labels are invalid: {error}"
-        self.refusal = (self.demand_unmet if self.demand.refuses else "") or self._short_of_room
+        self.refusal = (self.demand_unmet if self.demand.refuses else "") or self._short_of_space
         self.whole_lines = takes_whole_lines(labels)
-        self.answers_at_once = self.local_only and self.spool.fsync is not Fsync.COMMIT and not self.demand_unmet
+        self.commits_inline = self.local_only and self.spool.fsync is not Fsync.COMMIT and not self.demand_unmet
 
     def fits(self, resolution: object) -> bool:
         """Return True if `mark_fitting` was called with this object, and the pipeline may accept content."""
@@ -481,7 +481,7 @@ class Pipeline:
             self._failed_to_send(self._local, error)
 
     def commit(self, content: Bytes, registers: pb.LabelSet) -> Fragment:
-        """Write, propose and read the acknowledgement in one call. Requires `answers_at_once` and `is_idle`.
+        """Write, propose and read the acknowledgement in one call. Requires `commits_inline` and `is_idle`.
 
         Raises RolledBack if writing fails. The pipeline cannot be used afterwards.
         """
@@ -520,7 +520,7 @@ class Pipeline:
                 self._failed_to_send(name, error)
         return proposal
 
-    def has_room(self, limit: int) -> bool:
+    def has_capacity(self, limit: int) -> bool:
         """Return True if fewer than `limit` proposals wait for acknowledgements."""
         self._forget_done()
         return len(self._turns) < limit
@@ -538,7 +538,7 @@ class Pipeline:
         self._turns.append(self._last_turn)
         return self._last_turn
 
-    async def wait_for_room(self, limit: int, until: Signal | None) -> None:
+    async def wait_for_capacity(self, limit: int, until: Signal | None) -> None:
         """Return once fewer than `limit` proposals wait for acknowledgements. For the owner of the pipeline.
 
         Raises Invalidated if `until` fires first.
@@ -682,13 +682,13 @@ class Pipeline:
                 except (OSError, CorantoError) as error:
                     self._failed_to_receive(name, str(error), error)
         if not self.local_only:  # A single spool rolls back content that it cannot write.
-            self._refuse_without_room([name for name, each in responses if each.short_of_room])
+            self._reject_without_space([name for name, each in responses if each.short_of_room])
         return responses
 
-    def _refuse_without_room(self, short: list[str]) -> None:
-        """Have appends with content refused while replicas are short of room. Each further append asks them again."""
+    def _reject_without_space(self, short: list[str]) -> None:
+        """Have appends with content refused while replicas are short of space. Each further append asks them again."""
         if short:
-            self._short_of_room = (
+            self._short_of_space = (
                 f"the disk of {' and of '.join(short)} is nearly full (disk_reserve_bytes), so nothing was applied. "
                 "Make room there, or end that broker, so that another one takes over"
             )

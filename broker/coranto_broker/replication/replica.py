@@ -67,7 +67,7 @@ class Persister(Protocol):
 
     async def release(self, journal: str, create_revision: int) -> None: ...
 
-    def hurry(self, journal: str) -> None: ...
+    def wake(self, journal: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ class Replica:
 
     def promoted(self) -> None:
         """Store local content soon, because this broker has become the journal's primary."""
-        self._persister.hurry(self.journal)
+        self._persister.wake(self.journal)
 
     def _stored(self, sealed: Sealed, fragment: Fragment) -> None:
         self.index.stored(sealed, fragment)

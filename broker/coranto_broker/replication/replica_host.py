@@ -36,8 +36,8 @@ from coranto_broker.replication.replica import Pulse, Replica
 from coranto_broker.replication.resolver import JournalKeySpace, Resolver
 from coranto_broker.replication.spec_lookup import SpecLookup
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.spool.disk_room import DiskRoom
 from coranto_broker.spool.durable_spool import Fsync, SpoolFolder, folder_of
+from coranto_broker.spool.free_space import FreeSpace
 
 REPORT_SECONDS = 5.0
 """The interval of log lines about replicas that wait to be started."""
@@ -98,7 +98,7 @@ class ReplicaHost:
         self._base = base
         self.spec_of, self.successor_of = specs.spec_of, specs.successor_of
         self.adopt, self.route_of = specs.adopt, specs.route_of
-        self.room = DiskRoom(lambda: disk.free_bytes(settings.data_dir), settings.disk_reserve_bytes, clock)
+        self.free_space = FreeSpace(lambda: disk.free_bytes(settings.data_dir), settings.disk_reserve_bytes, clock)
         self.resolver = Resolver(keyspace, member, self)
         self._stopping: dict[str, list[asyncio.Task[None]]] = {}  # Tasks that use the files of journals, by journal.
         self._starts, self._stops = PriorityLimiter(), PriorityLimiter()
@@ -165,7 +165,7 @@ class ReplicaHost:
                 self._disk,
                 self._clock,
                 self._base,
-                self.room,
+                self.free_space,
             ),
             fsync=self._fsync_of(item.spec),
             spec=self._specs.reader(item.id, item.create_revision),

@@ -39,9 +39,9 @@ class DeadlineQueue:
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
         self._armed = True
-        loop.call_at(self._waiting[0].due, self._look, loop)
+        loop.call_at(self._waiting[0].due, self._check, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         waiting = self._waiting
         self._armed = False
         while waiting and (waiting[0].closed or waiting[0].due <= loop.time()):

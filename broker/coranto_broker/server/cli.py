@@ -48,11 +48,13 @@ def adopt(configuration: Configuration[BrokerSettings]) -> None:
         with DirectoryLock(settings.data_dir):
             member = MemberId(settings.zone, settings.id)
             found = await adoption.gather(member, settings.data_dir, LocalDisk(), SystemClock())
-        told = f"{member} told etcd of {found.records} in-sync records; {found.brought_back} spools were brought back"
+        summary = (
+            f"{member} told etcd of {found.records} in-sync records; {found.brought_back} spools were brought back"
+        )
         if found.late:
-            return f"{told}. The other brokers have finished before: start it"
+            return f"{summary}. The other brokers have finished before: start it"
         others = ", ".join(found.cluster.missing((), ())) or "the ones with data directories that are not gathered yet"
-        return f"{told}. So far: {', '.join(found.cluster.gathered)}. Continue with {others}, then finish-adoption"
+        return f"{summary}. So far: {', '.join(found.cluster.gathered)}. Continue with {others}, then finish-adoption"
 
     _adopt(settings, gather)
 

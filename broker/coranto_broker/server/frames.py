@@ -160,8 +160,8 @@ class FrameServer:
         self._read_bytes = read_bytes
         self._key = entropy(16)
         self._budgets = {name: FrameBudget(MAX_HELD_BYTES) for name in methods}
-        self._untold = 0
-        self._told_at = -math.inf
+        self._unlogged = 0
+        self._logged_at = -math.inf
         self._serving: set[asyncio.Task[None]] = set()
         self._under_way: Counter[str] = Counter()
         self._unopened = 0
@@ -289,11 +289,11 @@ class FrameServer:
     def _note_refusal(self, reason: FrameRefusal, words: str, client: str = "") -> None:
         """Count a client that is sent back to gRPC. Log why, and how many were since the last such entry."""
         self.on_refusal(reason)
-        self._untold += 1
+        self._unlogged += 1
         now = asyncio.get_running_loop().time()
-        if now >= self._told_at + REFUSALS_SECONDS:
-            _log.info("frames.refused", reason=words, client=client, refused=self._untold)
-            self._untold, self._told_at = 0, now
+        if now >= self._logged_at + REFUSALS_SECONDS:
+            _log.info("frames.refused", reason=words, client=client, refused=self._unlogged)
+            self._unlogged, self._logged_at = 0, now
 
     async def _run(self, connection: FrameConnection, method: FrameMethod, context: FrameContext) -> None:
         try:

@@ -97,11 +97,11 @@ class _After:
         self._state = state
         self._changed = {change.upsert.name: change.upsert for change in request.changes if change.HasField("upsert")}
         self._deleted = {change.delete for change in request.changes if change.delete}
-        self._looked_at: dict[str, Compare] = {}
+        self._compared: dict[str, Compare] = {}
 
     @property
     def compares(self) -> list[Compare]:
-        return list(self._looked_at.values())
+        return list(self._compared.values())
 
     def spec(self, name: str) -> pb.JournalSpec | None:
         if name in self._changed:
@@ -111,7 +111,7 @@ class _After:
         key = self._state.layout.item_key(name)
         entry = self._state.entries.get(key)
         revision = entry.kv.mod_revision if entry is not None else 0
-        self._looked_at[key] = Compare(key, CompareTarget.MOD_REVISION, revision)
+        self._compared[key] = Compare(key, CompareTarget.MOD_REVISION, revision)
         item = self._state.item(name)
         return item.spec if item is not None else None
 

@@ -42,8 +42,8 @@ from coranto.effects import Bytes, Clock, Disk
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.spool import commit_log
-from coranto_broker.spool.disk_room import DiskRoom
 from coranto_broker.spool.flush import Current, Flusher
+from coranto_broker.spool.free_space import FreeSpace
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool.shared_file import SharedFile
 from coranto_broker.spool.spool import CommittedState, Extended, Hash, ProposalDecision, ProposalEffect, Spool
@@ -89,14 +89,14 @@ class SettledOffset:
         if offset > self.offset:
             self.offset = offset
             if self._waiting:
-                due = [tell for at, tell in self._waiting if at <= offset]
+                due = [callback for at, callback in self._waiting if at <= offset]
                 self._waiting = [each for each in self._waiting if each[0] > offset]
-                for tell in due:
-                    tell()
+                for callback in due:
+                    callback()
 
-    def when(self, offset: int, tell: Callable[[], object]) -> None:
-        """Call `tell` once, when the watermark reaches `offset`. It must be below `offset` now."""
-        self._waiting.append((offset, tell))
+    def when(self, offset: int, callback: Callable[[], object]) -> None:
+        """Call `callback` once, when the watermark reaches `offset`. It must be below `offset` now."""
+        self._waiting.append((offset, callback))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class SpoolObserver(Protocol):
 class SpoolFolder:
     """The folder of the spool of one journal at one create revision, with the disk and clock to use it.
 
-    `room` belongs to the disk. `base` is added to the etcd revisions of pipelines (`coranto_broker.recovery.identity`).
+    `free_space` belongs to the disk. `base` is added to pipelines' etcd revisions (`coranto_broker.recovery.identity`).
     """
 
     path: Path
@@ -192,7 +192,7 @@ class SpoolFolder:
     disk: Disk
     clock: Clock
     base: int = 0
-    room: DiskRoom | None = None
+    free_space: FreeSpace | None = None
 
     def content(self, begin: int) -> SharedFile:
         return SharedFile(self.disk, self.path / f"{begin:016x}.content")
@@ -310,8 +310,8 @@ class DurableSpool:
         return self._flusher.on_failure
 
     @on_failure.setter
-    def on_failure(self, tell: Callable[[], object]) -> None:
-        self._flusher.on_failure = tell
+    def on_failure(self, callback: Callable[[], object]) -> None:
+        self._flusher.on_failure = callback
 
     @property
     def content_file(self) -> SharedFile:
@@ -326,7 +326,7 @@ class DurableSpool:
     def write(self, content_delta: int, content: Bytes) -> None:
         """Add content to the delta. Raises InvalidInput if `content_delta` is not the end of the delta.
 
-        Another thread writes large content and content that follows it: await `wait_for_room` before writing more. If
+        Another thread writes large content and content that follows it: await `wait_for_capacity` before more. If
         that thread fails, a later call raises its error, and the whole delta is dropped.
         """
         self._flusher.require_sound()
@@ -355,9 +355,9 @@ class DurableSpool:
         else:
             self._writes.add(partial(sum.update, content), 0)
 
-    async def wait_for_room(self) -> None:
-        """Return once there is room for more content in the queue of unwritten content."""
-        await self._writes.wait_for_room()
+    async def wait_for_capacity(self) -> None:
+        """Return once there is capacity for more content in the queue of unwritten content."""
+        await self._writes.wait_for_capacity()
 
     async def written(self) -> None:
         """Return once all content is written. Raises OSError if it cannot be written; the delta is then dropped."""
@@ -441,7 +441,7 @@ class DurableSpool:
         For the primary's spool when it has no delta. If writing fails (OSError), the spool stays as it was.
         """
         self._flusher.require_sound()
-        if not self._takes_at_once(len(content)):
+        if not self._writes_inline(len(content)):
             self.write(0, content)
             self.join()
             self._commit_delta(registers, revision)
@@ -457,7 +457,7 @@ class DurableSpool:
         """
         self._flusher.require_sound()
         spool = self._spool
-        if spool.delta or proposal.end != spool.end + len(content) or not self._takes_at_once(len(content)):
+        if spool.delta or proposal.end != spool.end + len(content) or not self._writes_inline(len(content)):
             return False
         extended, begin = spool.extended(content, spool.registers, self._folder.clock.now()), spool.fragment.begin
         fragment = extended.committed.fragment
@@ -469,7 +469,7 @@ class DurableSpool:
         self._observer.spool_ahead(fragment.end)
         return True
 
-    def _takes_at_once(self, length: int) -> bool:
+    def _writes_inline(self, length: int) -> bool:
         if self._log is None or (self._must_flush_log and not self._spool.fragment.length):
             return False  # `write` sees to the log.
         return length < DEFERRED_BYTES and self._writes.idle
@@ -521,9 +521,9 @@ class DurableSpool:
         self._watermark.raise_to(offset)
 
     @property
-    def short_of_room(self) -> bool:
+    def is_short_of_space(self) -> bool:
         """True if the disk is nearly full."""
-        return self._folder.room is not None and self._folder.room.is_short
+        return self._folder.free_space is not None and self._folder.free_space.is_short
 
     def roll_back(self) -> None:
         """Drop content that has not committed."""

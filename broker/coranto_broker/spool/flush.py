@@ -154,7 +154,7 @@ class Flusher:
             )
         failed = next((each for each in done if isinstance(each, BaseException)), None)
         if isinstance(failed, OSError):
-            self._tell_failure(failed)
+            self._report_failure(failed)
         if failed is not None:
             raise failed
         self._flushed(pending)
@@ -201,7 +201,7 @@ class Flusher:
             for folder in folders:
                 self._force(self._folder.disk.sync_folder, folder)
         except OSError as error:
-            self._tell_failure(error)
+            self._report_failure(error)
             raise
 
     def _force(self, sync: Callable[..., None], *arguments: Path) -> None:
@@ -231,7 +231,7 @@ class Flusher:
                 self._superseded.remove(log)
                 log.discard()
 
-    def _tell_failure(self, error: OSError) -> None:
+    def _report_failure(self, error: OSError) -> None:
         if self._failure is not None:
             return
         self._failure = error

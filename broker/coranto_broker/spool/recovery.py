@@ -347,7 +347,7 @@ def _keep_verified(
     older = [folder.log(found.begin, each) for each in found.generations if each != generation]
     try:
         if distrusted:
-            _write_anew(folder, found, examined, log)
+            _rewrite(folder, found, examined, log)
         else:
             _cut(folder, found, examined, log, superseding=bool(older))
         if older:
@@ -390,7 +390,7 @@ def _sync(folder: SpoolFolder, file: SharedFile) -> None:
         raise
 
 
-def _write_anew(folder: SpoolFolder, found: _FragmentFiles, examined: Examined, log: SharedFile) -> None:
+def _rewrite(folder: SpoolFolder, found: _FragmentFiles, examined: Examined, log: SharedFile) -> None:
     """Write the verified part to new files.
 
     Each file gets its name when it is complete. A log that a kill cut short would replace the older one, which has more

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 MAX_BEHIND_BYTES = 4 << 20
 """The most content (in bytes) that may wait for its jobs."""
-_ROOM_BYTES = MAX_BEHIND_BYTES // 2
+_RESUME_BYTES = MAX_BEHIND_BYTES // 2
 _BATCH_BYTES = 4 << 20
 """After this many bytes a thread turns to another owner's jobs, so that a few large appends do not keep all threads."""
 
@@ -32,7 +32,7 @@ class WriteQueue:
         self._added = self._finished = 0  # Bytes.
         self._jobs_added = self._jobs_finished = 0
         self._batch: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
+        self._capacity_waiter: asyncio.Future[None] | None = None
         self._thread = 0
 
     @property
@@ -53,16 +53,16 @@ class WriteQueue:
         if self._batch is None:
             self._hand_over()
 
-    async def wait_for_room(self) -> None:
-        """Return once there is room for more jobs. For one task at a time."""
+    async def wait_for_capacity(self) -> None:
+        """Return once there is capacity for more jobs. For one task at a time."""
         if self._added - self._finished <= MAX_BEHIND_BYTES:
             return
-        self._room = asyncio.get_running_loop().create_future()
+        self._capacity_waiter = asyncio.get_running_loop().create_future()
         try:
-            if self._added - self._finished > _ROOM_BYTES:  # Otherwise perhaps no job is left that would wake us.
-                await self._room
+            if self._added - self._finished > _RESUME_BYTES:  # Otherwise perhaps no job is left that would wake us.
+                await self._capacity_waiter
         finally:
-            self._room = None
+            self._capacity_waiter = None
 
     async def done(self) -> None:
         """Return once all jobs are done. Raises as `join` does. Cancelling the wait does not stop the jobs."""
@@ -92,16 +92,16 @@ class WriteQueue:
 
     def _ended(self, _: asyncio.Future[None]) -> None:
         self._batch = None
-        self._tell_room()
+        self._wake_waiter()
         if self._jobs:  # There was too much for one batch, or a job came after the thread's last look.
             self._hand_over()
 
-    def _tell_room(self) -> None:
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
+    def _wake_waiter(self) -> None:
+        if self._capacity_waiter is not None and not self._capacity_waiter.done():
+            self._capacity_waiter.set_result(None)
 
     def _work(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Do all jobs. With `loop`, do one batch of them, and tell the event loop as soon as there is room again."""
+        """Do all jobs. With `loop`, do one batch of them, and tell the event loop once there is capacity again."""
         done = 0
         with self._at_work:
             while loop is None or done < _BATCH_BYTES:
@@ -119,8 +119,8 @@ class WriteQueue:
                 self._jobs_finished += 1
                 if (
                     loop is not None
-                    and self._room is not None
-                    and self._added - self._finished <= _ROOM_BYTES
+                    and self._capacity_waiter is not None
+                    and self._added - self._finished <= _RESUME_BYTES
                     and threading.get_ident() != self._thread
                 ):
-                    loop.call_soon_threadsafe(self._tell_room)
+                    loop.call_soon_threadsafe(self._wake_waiter)
