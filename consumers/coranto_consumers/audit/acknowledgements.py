@@ -18,7 +18,7 @@ from coranto_consumers.audit.sources import FramingOf, is_fully_suspended
 
 TIMEOUT_S: Final = 5.0
 """Time in seconds that an acknowledgement of an unchanged checkpoint may be in flight."""
-_LOOK_AGAIN_S: Final = 0.25
+_RECHECK_SECONDS: Final = 0.25
 
 
 async def list_journals(
@@ -69,7 +69,7 @@ class AcknowledgementCheck:
                 continue
             if last:
                 break
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(_RECHECK_SECONDS)
         return findings, sum(1 for content in row.checkpoint.ack_intents.values() if content)
 
     async def _unmet_intents(

@@ -23,7 +23,7 @@ from coranto_consumers.audit.acknowledgements import TIMEOUT_S, AcknowledgementC
 from coranto_consumers.audit.evidence import Evidence, EvidenceSource, Row, StagedRows
 from coranto_consumers.audit.expectations import Expectation, Measure, Number
 from coranto_consumers.audit.memory import Known, KnownShard, Memory, record_of
-from coranto_consumers.audit.sources import FramingOf, SourceAudit, SourceCheck, framing_of, segments_let_go
+from coranto_consumers.audit.sources import FramingOf, SourceAudit, SourceCheck, framing_of, released_segments
 from coranto_consumers.audit.tables import compare_tables
 from coranto_consumers.audit.witnessed import WitnessedMemory
 
@@ -155,7 +155,7 @@ class ConsumerCheck:
         subject = Subject(SubjectKind.SHARD, shard)
         before = len(progress.result.findings)
         row = evidence.rows.get(shard)
-        self._look_at_fence(progress, subject, row, evidence, known)
+        self._check_fence(progress, subject, row, evidence, known)
         if row is None or row.damage or row.retired:
             progress.totals_problems.append(f"{shard} has no checkpoint")
             return
@@ -166,8 +166,8 @@ class ConsumerCheck:
             "offsets": [f"{journal}={offset}" for journal, offset in sorted(offsets.items())],
         }
         progress.result.subjects[shard] = facts
-        let_go = segments_let_go(known.sources if known else (), offsets, journals)
-        for journal in sorted(set(known.sources if known else ()) - set(offsets) - let_go):
+        released = released_segments(known.sources if known else (), offsets, journals)
+        for journal in sorted(set(known.sources if known else ()) - set(offsets) - released):
             progress.find(
                 Kind.CHECKPOINT_SET_BACK,
                 subject,
@@ -177,13 +177,13 @@ class ConsumerCheck:
             )
         expected = dict(row.checkpoint.sources)
         if known is not None:
-            expected.update((each, Source(known.sources[each].read_through)) for each in let_go)
+            expected.update((each, Source(known.sources[each].read_through)) for each in released)
         resets = {
             each.journal: each
             for each in row.checkpoint.identity.resets
             if each.journal in expected and each.fence > (known.fence if known else 0)
         }
-        audits = await self._look_at_sources(subject, shard, expected, known, journals, resets)
+        audits = await self._check_sources(subject, shard, expected, known, journals, resets)
         messages = 0
         for audit in audits.values():
             progress.result.findings += audit.findings
@@ -210,7 +210,7 @@ class ConsumerCheck:
             proven = record_of(row.checkpoint) if self.is_deep else known.record if known is not None else ""
             progress.shards[shard] = KnownShard(row.fence, sources, proven)
 
-    def _look_at_fence(
+    def _check_fence(
         self, progress: _Progress, subject: Subject, row: Row | None, evidence: Evidence, known: KnownShard | None
     ) -> None:
         staged = evidence.staged.get(subject.name, ())
@@ -256,7 +256,7 @@ class ConsumerCheck:
                     rows=each.rows,
                 )
 
-    async def _look_at_sources(
+    async def _check_sources(
         self,
         subject: Subject,
         shard: str,

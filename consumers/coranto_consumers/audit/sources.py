@@ -77,7 +77,7 @@ class SourceExtent:
     journal_id: str = ""
 
 
-def segments_let_go(
+def released_segments(
     known: Collection[str], sources: Collection[str], journals: Mapping[str, JournalInfo]
 ) -> frozenset[str]:
     """Return the sources that an earlier audit knew, and that a later checkpoint has rightly dropped.

@@ -42,7 +42,7 @@ def compare(expected: Source, replayed: Replayed, *, complete: bool, first_offse
     differences: list[Difference] = []
     gone: dict[ProducerId, int] = {}
     unproven = 0
-    knows_all = complete and not replayed.gaps
+    is_exhaustive = complete and not replayed.gaps
     horizon = max([0 if complete else replayed.begin, *(end for _, end in replayed.gaps)])
     found = replayed.source.producers
     for producer, state in sorted(expected.producers.items()):
@@ -53,12 +53,12 @@ def compare(expected: Source, replayed: Replayed, *, complete: bool, first_offse
         if problem is None and producer in replayed.returned:
             unproven += 1
         elif problem is None and same is None:
-            if knows_all or state.seen_through > horizon:
+            if is_exhaustive or state.seen_through > horizon:
                 problem = "the checkpoint knows it, and the journal has no message of it there"
             else:
                 unproven += 1
         elif problem is None and same is not None:
-            if knows_all or producer in replayed.acknowledged:
+            if is_exhaustive or producer in replayed.acknowledged:
                 problem = _difference(state, same)
             else:
                 unproven += 1

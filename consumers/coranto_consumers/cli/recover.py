@@ -16,7 +16,7 @@ from coranto.client import ClientConfig, JournalClient
 from coranto.recovery import Doctor, Plan, Recovery, make_plan
 from coranto_consumers.cli.arguments import ConsumerName, Store
 from coranto_consumers.cli.audit import AuditTarget, Etcd, Expected, Prefix, Remembered
-from coranto_consumers.recovery import ShardDoctor, StoreDoctor, mended_store
+from coranto_consumers.recovery import ShardDoctor, StoreDoctor, repairable_store
 from coranto_consumers.runtime.client import ShardClient
 
 app = typer.Typer(
@@ -36,7 +36,7 @@ async def _doctors(
     client: JournalClient, target: AuditTarget, store: str, process: str | None
 ) -> AsyncIterator[list[Doctor]]:
     checks = {accept: await target.check(client, accept=accept) for accept in (False, True)}
-    doctors: list[Doctor] = [StoreDoctor(client, mended_store(store), lambda accept: checks[accept])]
+    doctors: list[Doctor] = [StoreDoctor(client, repairable_store(store), lambda accept: checks[accept])]
     async with contextlib.AsyncExitStack() as exits:
         if process is not None:
             config = ClientConfig.from_environment(process, retry_timeout=RETRY_TIMEOUT)

@@ -290,10 +290,10 @@ def with_consumer(consumer: str | None, work: Callable[[ShardClient], Awaitable[
 @contextlib.asynccontextmanager
 async def consumer_client(consumer: str | None) -> AsyncIterator[ShardClient]:
     """Give a client of the consumer with a process at an address; without one, of the cluster's only consumer."""
-    endpoint = consumer or await find_consumer(timeout=CONSUMER_TIMEOUT, waiting=_say_waiting)
+    endpoint = consumer or await find_consumer(timeout=CONSUMER_TIMEOUT, waiting=_report_waiting)
     async with ShardClient(ClientConfig.from_environment(endpoint, retry_timeout=RETRY_TIMEOUT)) as client:
         yield client
 
 
-def _say_waiting() -> None:
+def _report_waiting() -> None:
     note(f"no consumer answers on this cluster yet; waiting {CONSUMER_TIMEOUT:g} s for one to start")

@@ -190,15 +190,15 @@ def _copies(store: SqlStore, names: Mapping[str, str]) -> list[tuple[Table, Tabl
     found = []
     try:
         with store.engine.connect() as connection:
-            looked = inspect(connection)
+            inspector = inspect(connection)
             for name, new in names.items():
                 if name == new or new.startswith(_OURS):
                     raise InvalidInput(f"cannot be copied to {new}; choose another name", field=f"table {name}")
-                if not looked.has_table(name):
+                if not inspector.has_table(name):
                     raise InvalidInput(f"is not in {store.name}; check its name", field=f"table {name}")
                 source = Table(name, MetaData(), autoload_with=connection)
                 target = (
-                    Table(new, MetaData(), autoload_with=connection) if looked.has_table(new) else _like(source, new)
+                    Table(new, MetaData(), autoload_with=connection) if inspector.has_table(new) else _like(source, new)
                 )
                 if missing := sorted(set(source.c.keys()) - set(target.c.keys())):
                     raise InvalidInput(f"has no column {missing[0]}, which {name} has", field=f"table {new}")

@@ -230,12 +230,12 @@ def gone_segments(present: Extents, known: Collection[str]) -> GoneSegments:
     read: set[str] = set()
     unread: set[str] = set()
     for name, segments in _streams(present).items():
-        from coranto.streams.model.frontier import has_read_what_is_gone
+        from coranto.streams.model.frontier import has_read_removed_segments
         from coranto.streams.model.stream import stream_of
 
         begun = [number for number, each in segments.items() if each.journal in known]
         gone = {journal for journal in set(known) - present.keys() if stream_of(journal) == name}
-        (read if has_read_what_is_gone(segments, begun) else unread).update(gone)
+        (read if has_read_removed_segments(segments, begun) else unread).update(gone)
     return GoneSegments(frozenset(read), frozenset(unread))
 
 

@@ -101,13 +101,13 @@ def split(whole: Range, max_bytes: int, cuts: Sequence[int] = (), slack: int = 0
 def share(parts: Sequence[Range], max_bytes: int) -> list[list[Range]]:
     """Group adjacent small parts, up to `max_bytes`."""
     shared: list[list[Range]] = []
-    room = 0
+    remaining = 0
     for part in parts:
-        if part.length > room:
+        if part.length > remaining:
             shared.append([])
-            room = max_bytes
+            remaining = max_bytes
         shared[-1].append(part)
-        room -= part.length
+        remaining -= part.length
     return shared
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coranto.client import Chunk
-from coranto.client.side_by_side import JournalRange
+from coranto.client.range_prefetch import JournalRange
 from coranto.errors import CorruptMessage, JournalRecreated, OffsetJump
 from coranto.journal_ids import is_same
 from coranto.messages.columnar import Int64s, Mask, UInt16s, UInt64s, producer_number

@@ -30,7 +30,7 @@ from coranto_consumers.stores.reading import consumer_names, display_name, read_
 
 MAX_CONSUMERS: Final = 500
 """The most shards of one process, and the most consumers of one store, whose lag is asked for."""
-_AT_ONCE: Final = 32
+_CONCURRENCY: Final = 32
 _PROCESS_SCHEMES: Final = ("http://", "https://", "unix://")
 _VARIABLES: Final = ("CORANTO_CONSUMER", "CORANTO_STORE_URL")
 
@@ -81,7 +81,7 @@ async def _of_process(context: StatusContext, endpoints: Sequence[str]) -> Secti
         try:
             async with ShardClient(config) as client:
                 shards = [each for each in await client.list() if not each.spec.disable][:MAX_CONSUMERS]
-                gate = asyncio.Semaphore(_AT_ONCE)
+                gate = asyncio.Semaphore(_CONCURRENCY)
                 states = await asyncio.gather(*(_shard(context, client, each, gate) for each in shards))
         except CorantoError as error:
             failure = error
@@ -115,7 +115,7 @@ async def _of_store(context: StatusContext, store: str) -> SectionResult:
     home = display_name(store)
     try:
         names = (await asyncio.to_thread(consumer_names, store))[:MAX_CONSUMERS]
-        gate = asyncio.Semaphore(_AT_ONCE)
+        gate = asyncio.Semaphore(_CONCURRENCY)
 
         async def one(name: str) -> ConsumerState | None:
             async with gate:

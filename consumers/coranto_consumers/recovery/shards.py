@@ -13,7 +13,7 @@ from coranto_consumers.runtime.specs import most_advanced
 
 TIMEOUT_S: Final = 30.0
 """Time in seconds to watch a shard that was unassigned, until it runs or fails again."""
-LOOK_AGAIN_S: Final = 0.1
+RECHECK_SECONDS: Final = 0.1
 
 
 class ShardDoctor:
@@ -67,6 +67,6 @@ class ShardDoctor:
                             raise CorantoError(f"{name} was unassigned, and failed again: {'; '.join(status.errors)}")
                         if status.code == pc.ReplicaStatus.PRIMARY:
                             return "unassigned, and it runs again"
-                    await asyncio.sleep(LOOK_AGAIN_S)
+                    await asyncio.sleep(RECHECK_SECONDS)
         except TimeoutError:
             return "unassigned, and no process has taken it yet"

@@ -17,8 +17,8 @@ from coranto.recovery import Diagnosis, Loss, RecoveryStep, Remark, StepKind
 from coranto.security.tokens import shows
 from coranto_consumers.audit.check import ConsumerCheck
 from coranto_consumers.recovery.losses import CHECKPOINT, LOSSES, can_be_accepted, is_unsettled, loss_of
-from coranto_consumers.recovery.mended import MendedStore
 from coranto_consumers.recovery.proofs import Diagnosed, evident_fence, offsets_of, proven, taken
+from coranto_consumers.recovery.repairable import RepairableStore
 
 
 class StoreDoctor:
@@ -28,7 +28,9 @@ class StoreDoctor:
     process stops or restarts, as after any change of owner.
     """
 
-    def __init__(self, client: JournalClient, store: MendedStore, new_check: Callable[[bool], ConsumerCheck]) -> None:
+    def __init__(
+        self, client: JournalClient, store: RepairableStore, new_check: Callable[[bool], ConsumerCheck]
+    ) -> None:
         """`new_check` returns the audit; its argument says that the present state is to be accepted."""
         self._client = client
         self._store = store

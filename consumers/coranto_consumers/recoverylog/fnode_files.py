@@ -104,12 +104,12 @@ class LocalFnodeFiles:
             )
         for fnode in fsm.live_fnodes:
             for path in sorted(fsm.paths_of(fnode)):
-                with _told(path):
+                with _file_errors(path):
                     os.link(self._staged(fnode), self._target(path))
             self.remove(fnode)
         (self._folder / STAGING).rmdir()
         for path, content in fsm.properties.items():
-            with _told(path), self._target(path).open("x") as file:
+            with _file_errors(path), self._target(path).open("x") as file:
                 file.write(content)
 
     def _target(self, path: str) -> Path:
@@ -135,7 +135,7 @@ class LocalFnodeFiles:
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
+def _file_errors(path: str) -> Iterator[None]:
     """Raise CorruptData, which names the path, when a path would have to be both a file and a folder."""
     try:
         yield

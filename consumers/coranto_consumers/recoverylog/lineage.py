@@ -34,7 +34,7 @@ class Proven:
     chain: HistoryPosition
 
 
-async def check_still_there(client: JournalClient, log: str, proven: Proven) -> None:
+async def require_content(client: JournalClient, log: str, proven: Proven) -> None:
     """Check that appended content is still in the log. Raises CorruptData when it is missing or different."""
     digest = hashlib.sha1(usedforsecurity=False)
     lost = f"{log}: content appended at [{proven.begin}, {proven.end}) is not there any more. The log lost content"

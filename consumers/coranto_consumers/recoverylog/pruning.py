@@ -19,7 +19,7 @@ from coranto.fragments.stores import StoreRegistry
 from coranto_consumers.recoverylog.hint_store import StoredHints
 from coranto_consumers.recoverylog.segments import LogSegment
 
-_AT_ONCE = 16
+_CONCURRENCY = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ async def _remove(client: JournalClient, dead: Sequence[Fragment]) -> None:
             raise InvalidInput(
                 f"{fragment.backing_store} is below a folder of the brokers; name that folder in $CORANTO_FILE_ROOT"
             )
-    stores, limit = StoreRegistry(root), asyncio.Semaphore(_AT_ONCE)
+    stores, limit = StoreRegistry(root), asyncio.Semaphore(_CONCURRENCY)
 
     async def remove(fragment: Fragment) -> None:
         async with limit:

@@ -34,7 +34,7 @@ from coranto_consumers.recoverylog.authority import Authority, taken_over
 from coranto_consumers.recoverylog.fnode_files import STAGING
 from coranto_consumers.recoverylog.fsm import ApplyResult
 from coranto_consumers.recoverylog.hints import Hints
-from coranto_consumers.recoverylog.lineage import HistoryPosition, Proven, check_still_there, follow
+from coranto_consumers.recoverylog.lineage import HistoryPosition, Proven, follow, require_content
 from coranto_consumers.recoverylog.operations import (
     PROPERTY_PATHS,
     Change,
@@ -452,7 +452,7 @@ class Recorder:
             )
         await self._check_owner(self._authority)
         end = await self._put_fence(self._check)
-        await check_still_there(self._client, self.log, self._proven)
+        await require_content(self._client, self.log, self._proven)
         if not await self._reaches(goal, end):
             raise CorruptData(f"{self.log} lacks content that author {self.author:#x} appended to it; recover the log")
         await self._check_owner(self._authority)

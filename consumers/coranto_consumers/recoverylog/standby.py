@@ -156,7 +156,7 @@ class LogOwner:
         """
         await self._hint_store.store_recovered(self._recovered)
         await self.store_hints()
-        self._storing = asyncio.create_task(self._store_now_and_then(hints_every_s), name=f"hints {self.recorder.log}")
+        self._storing = asyncio.create_task(self._store_periodically(hints_every_s), name=f"hints {self.recorder.log}")
 
     async def store_hints(self) -> bool:
         """Store hints of all files recorded so far, and return whether they were stored.
@@ -165,7 +165,7 @@ class LogOwner:
         """
         return await self._hint_store.store_recorded(await self.recorder.hints())
 
-    async def _store_now_and_then(self, seconds: float) -> None:
+    async def _store_periodically(self, seconds: float) -> None:
         while True:
             await self._clock.sleep(seconds)
             try:

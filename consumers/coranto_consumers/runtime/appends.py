@@ -72,7 +72,7 @@ class OrderedAppends:
             lane.sender = asyncio.create_task(self._send(journal, lane), name=f"append {journal}")
         return done
 
-    async def wait_for_room(self, limit: int = PENDING_BYTES) -> None:
+    async def wait_for_capacity(self, limit: int = PENDING_BYTES) -> None:
         """Wait until less than `limit` bytes are pending."""
         while self._bytes >= limit:
             self._released.clear()

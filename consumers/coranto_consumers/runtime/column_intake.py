@@ -170,11 +170,11 @@ class ColumnIntake:
                 "source's min_offset, or let them write to another journal"
             )
         if step.replay is None and step.committed_rows() <= self.max_rows:
-            self._deliver_at_once(journal, batch, step)
+            self._deliver_inline(journal, batch, step)
         else:
             self._deliver_in_parts(journal, batch, step)
 
-    def _deliver_at_once(self, journal: str, batch: pa.RecordBatch, step: SequencingStep) -> None:
+    def _deliver_inline(self, journal: str, batch: pa.RecordBatch, step: SequencingStep) -> None:
         committed, self._in_parts = step.committed(), False
         if committed.num_rows or step.advances:
             self._delivering = True

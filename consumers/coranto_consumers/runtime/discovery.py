@@ -15,7 +15,7 @@ from coranto.wire import consumer_pb2 as pc
 CONSUMERS_PREFIX = "/gazette/consumers/"
 """The beginning of all default key prefixes of consumers."""
 
-_LOOK_AGAIN_SECONDS = 0.2
+_RECHECK_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0
 
 
@@ -40,7 +40,7 @@ async def find_consumer(
             clock = asyncio.get_running_loop().time
             deadline = clock() + timeout
             while not found and clock() < deadline:
-                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+                await asyncio.sleep(_RECHECK_SECONDS)
                 known = await announced(coordinator)
                 found = await _answering(known)
     if not found:

@@ -119,7 +119,7 @@ class Primary:
         self._transactions = Transactions(limits_of(shard.spec, self._search.max_messages))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"shard {shard.id}")
         self._wake = asyncio.Event()
-        self._room = asyncio.Event()
+        self._has_capacity = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._completing: asyncio.Task[None] | None = None
         self._input = self._consuming({})
@@ -328,13 +328,13 @@ class Primary:
             )
         self._append_published()
         await self._input.replay(self._client)
-        self._room.set()
+        self._has_capacity.set()
         if self._input.resets > self._resets:
             self._metrics.resets.labels(self._shard.id).inc(self._input.resets - self._resets)
             self._resets = self._input.resets
             _log.warning("producer.reset", shard=self._shard.id)
         self._note_passed_over()
-        await self._appends.wait_for_room()
+        await self._appends.wait_for_capacity()
 
     def _append_published(self) -> None:
         for journal, content in self._publisher.take():
@@ -463,14 +463,14 @@ class Primary:
                     _log.warning("acknowledgement.dropped", shard=self._shard.id, journal=journal)
                 else:
                     failure = failure or error
-                    self._tell_of_missing_acknowledgement(journal, str(error))
+                    self._log_missing_acknowledgement(journal, str(error))
         if failure is not None:
             for done in pending:
-                self._tell_of_missing_acknowledgement(journals[done], "its brokers do not answer")
+                self._log_missing_acknowledgement(journals[done], "its brokers do not answer")
             raise failure
         return ends
 
-    def _tell_of_missing_acknowledgement(self, journal: str, error: str) -> None:
+    def _log_missing_acknowledgement(self, journal: str, error: str) -> None:
         _log.warning("acknowledgement.failed", shard=self._shard.id, journal=journal, error=error)
 
     def _note_passed_over(self) -> None:
@@ -574,8 +574,8 @@ class Primary:
                     self._input.ids[journal] = chunk.journal_id
                 decoded, through = feed(chunk)
                 while self._input.size_of(input) >= limit or self._input.size_bytes >= READ_AHEAD_BYTES:
-                    self._room.clear()
-                    await self._room.wait()
+                    self._has_capacity.clear()
+                    await self._has_capacity.wait()
                 self._input.arrive(input, journal, decoded, through)
                 self._fed[journal] = chunk.offset + len(chunk.content)
                 self._wake.set()

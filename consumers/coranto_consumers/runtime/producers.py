@@ -19,7 +19,7 @@ from coranto.messages.pruning import DEFAULT_PRUNE_DISTANCE
 from coranto.messages.skew import SkewWatch
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 
-LOOK_SECONDS: Final = 60.0
+CHECK_SECONDS: Final = 60.0
 LIST_SECONDS: Final = 3600.0
 """The least time from one listing of a journal's fragments to the next."""
 
@@ -56,18 +56,18 @@ class ProducerWatch:
         self._committed = sources
 
     async def run(self) -> None:
-        """Look every `LOOK_SECONDS` until cancelled."""
+        """Check every `CHECK_SECONDS` until cancelled."""
         while True:
-            await self._clock.sleep(LOOK_SECONDS)
-            await self.look()
+            await self._clock.sleep(CHECK_SECONDS)
+            await self.check()
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Examine the states of the last checkpoint once."""
         sources, now = self._committed, self._clock.now()
         pending = 0
         for journal, watch in self._watches.items():
             source = sources.get(journal, Source())
-            for skewed in watch.look(source, now):
+            for skewed in watch.check(source, now):
                 direction = "ahead" if skewed.seconds > 0 else "behind"
                 self._metrics.skewed_producers.labels(self._shard, direction).inc()
             seen_through = [state.seen_through for state in source.producers.values() if state.is_pending]

@@ -324,8 +324,8 @@ class ShardReplica:
         if mine is None:
             return False
         try:
-            still = Compare(mine.key, CompareTarget.CREATE_REVISION, mine.create_revision)
-            return (await self._host.coordinator.txn([still], [])).succeeded
+            is_unchanged = Compare(mine.key, CompareTarget.CREATE_REVISION, mine.create_revision)
+            return (await self._host.coordinator.txn([is_unchanged], [])).succeeded
         except (Unavailable, TxnOutcomeUnknown):
             return True
 

@@ -103,7 +103,7 @@ class StoreContract:
         await store.destroy()
         assert await self.found(subject) == ([], checkpoint(100))
 
-    async def test_what_is_not_committed_is_dropped(self, subject: StoreSubject) -> None:
+    async def test_uncommitted_changes_are_dropped(self, subject: StoreSubject) -> None:
         store, _ = await self.owner(subject)
         await subject.add(store, 1)
         await commit(store, 100)
@@ -132,7 +132,7 @@ class StoreContract:
         await store.destroy()
         assert await self.found(subject) == ([1], checkpoint(100))
 
-    async def test_nothing_commits_when_that_fails(self, subject: StoreSubject) -> None:
+    async def test_nothing_commits_if_an_awaitable_fails(self, subject: StoreSubject) -> None:
         store, _ = await self.owner(subject)
         await subject.add(store, 1)
         published: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -170,7 +170,7 @@ class StoreContract:
         await new.destroy()
         assert await self.found(subject) == ([1, 3], checkpoint(300))
 
-    async def test_a_former_owner_that_waits_to_commit_cannot_either(self, subject: StoreSubject) -> None:
+    async def test_a_former_owner_with_a_waiting_commit_cannot_commit(self, subject: StoreSubject) -> None:
         """The old owner begins to commit before the new owner restores, and continues afterwards."""
         old, _ = await self.owner(subject)
         published: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -134,9 +134,9 @@ def mysql_engine(url: URL, name: str) -> Engine:
     event.listen(engine, "do_connect", lambda _dialect, _record, arguments, options: _Connection(*arguments, **options))
     event.listen(engine, "connect", _keep_alive)
     event.listen(engine, "begin", functools.partial(_begin, name))
-    event.listen(engine, "before_cursor_execute", _refuse_what_commits)
-    event.listen(engine, "after_cursor_execute", _refuse_to_go_on)
-    event.listen(engine, "handle_error", _give_up_what_was_rolled_back)
+    event.listen(engine, "before_cursor_execute", _reject_implicit_commit)
+    event.listen(engine, "after_cursor_execute", _reject_ended_transaction)
+    event.listen(engine, "handle_error", _disconnect_after_rollback)
     return engine
 
 
@@ -256,7 +256,7 @@ def _isolation(connection: Connection) -> str:
     return "tx_isolation" if is_older else "transaction_isolation"
 
 
-def _refuse_what_commits(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+def _reject_implicit_commit(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
     if statement != _BEGIN and _is_guarded(connection) and _ENDS_TRANSACTION.match(statement):
         raise InvalidInput(
             f"{_brief(statement)!r} would commit the transaction without its checkpoint: MariaDB and MySQL do so "
@@ -265,7 +265,7 @@ def _refuse_what_commits(connection: Connection, _cursor: object, statement: str
         )
 
 
-def _refuse_to_go_on(connection: Connection, cursor: Any, statement: str, *_: object) -> None:
+def _reject_ended_transaction(connection: Connection, cursor: Any, statement: str, *_: object) -> None:
     if _is_guarded(connection) and not cursor.connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
         connection.invalidate()
         raise InvalidInput(
@@ -275,7 +275,7 @@ def _refuse_to_go_on(connection: Connection, cursor: Any, statement: str, *_: ob
         )
 
 
-def _give_up_what_was_rolled_back(context: ExceptionContext) -> None:
+def _disconnect_after_rollback(context: ExceptionContext) -> None:
     original = context.sqlalchemy_exception
     if isinstance(original, DBAPIError) and was_rolled_back(original):
         context.is_disconnect = True

@@ -40,7 +40,7 @@ from coranto_consumers.tables.type_watch import TypeChanged, TypeWatch
 _MAX_SECONDS: Final = 1.0
 """The longest time for a transaction to take messages, unless the file has a longer interval."""
 _POLL_SECONDS: Final = 0.05
-_LOOK_SECONDS: Final = 2.0
+_CHECK_SECONDS: Final = 2.0
 """The time between two looks for journals that may be read."""
 
 _log = structlog.get_logger(__name__)
@@ -181,7 +181,7 @@ class ShardRunner:
     async def _serve(self, primary: Primary) -> bool:
         """Run the shard until there is nothing to do for it, and return True if there is nothing at all."""
         task = asyncio.create_task(primary.run(), name=f"table {self._spec.name}")
-        look_at = self._clock.monotonic() + _LOOK_SECONDS
+        check_at = self._clock.monotonic() + _CHECK_SECONDS
         try:
             while not task.done():
                 await asyncio.wait([task], timeout=_POLL_SECONDS)
@@ -190,9 +190,9 @@ class ShardRunner:
                     await task
                     return True
                 caught_up = self._reached(primary)
-                if not caught_up and self._clock.monotonic() < look_at:
+                if not caught_up and self._clock.monotonic() < check_at:
                     continue
-                look_at = self._clock.monotonic() + _LOOK_SECONDS
+                check_at = self._clock.monotonic() + _CHECK_SECONDS
                 more = await self._may_be_read() - self._journals
                 has_more = bool(more if self._targets is None else more & self._targets.keys())
                 if caught_up or has_more:

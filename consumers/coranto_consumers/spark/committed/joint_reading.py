@@ -114,7 +114,7 @@ class _SharedScans:
         _open_folder(self.folder)
         done = self.folder / "decided"
         if not done.exists():
-            self._scan_what_is_missing(number)
+            self._scan_missing(number)
             with self._lock("decided", wait=True):
                 if not done.exists():
                     found = self.resolve([RangeSummary.loads(self._path(n).read_bytes()) for n in range(self.count)])
@@ -123,7 +123,7 @@ class _SharedScans:
                     _write(done, b"")
         return msgspec.json.decode(self._decision(number).read_bytes(), type=RangeDecision)
 
-    def _scan_what_is_missing(self, own: int) -> None:
+    def _scan_missing(self, own: int) -> None:
         for wait in (False, True):  # At last, wait for the scans that others have begun, and may have failed to end.
             for number in (*range(own, self.count), *range(own)):
                 path = self._path(number)

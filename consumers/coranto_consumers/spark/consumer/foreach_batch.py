@@ -43,11 +43,11 @@ from coranto_consumers.spark.consumer.batch_content import (
     older_checkpoint,
 )
 from coranto_consumers.spark.consumer.outages import Outages
-from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks, Tell
+from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks, OnProgress
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner, output_store
 from coranto_consumers.spark.inputs.input_reader import Input
 from coranto_consumers.spark.outputs.stores import OutputStore
-from coranto_consumers.spark.session.task_errors import errors_of_tasks, told_to_driver
+from coranto_consumers.spark.session.task_errors import errors_of_tasks, errors_to_driver
 
 _PREFIX = "spark-query/"
 
@@ -62,7 +62,7 @@ def exactly_once(
     client: ClientConfig | None = None,
     options: ConsumerOptions | None = None,
     first_batch: int = 0,
-    on_progress: Tell | None = None,
+    on_progress: OnProgress | None = None,
     hooks: Hooks | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """Return a function to give to `foreachBatch`. It commits the outputs of each batch exactly once.
@@ -112,7 +112,7 @@ class _Batches:
     _client: ClientConfig | None
     _options: ConsumerOptions
     _first_batch: int
-    _on_progress: Tell
+    _on_progress: OnProgress
     _query: str | None = None
     """The query whose fence was raised. None before the first batch, and after an error that ended a query."""
     _is_restored: bool = False
@@ -123,7 +123,7 @@ class _Batches:
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         name, store = self._owner.name, self._owner.store.name
-        with told_to_driver(), errors_of_tasks():
+        with errors_to_driver(), errors_of_tasks():
             query = RunningQuery.of(batch)
             if self._query != query.id:
                 self._owner.commits.forget()

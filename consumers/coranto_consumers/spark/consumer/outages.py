@@ -16,7 +16,7 @@ import structlog
 
 from coranto.client.retry import Retry, RetryPolicy
 from coranto.errors import CorantoError, StreamError
-from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks, Tell
+from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks, OnProgress
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
 from coranto_consumers.stores.engines import is_transient
 
@@ -31,7 +31,7 @@ class Outages:
     consumer: str
     policy: RetryPolicy
     hooks: Hooks
-    report: Tell
+    report: OnProgress
     monotonic: Callable[[], float] = time.monotonic
     retries: int = 0
     _retry: Retry = field(init=False)

@@ -51,13 +51,13 @@ class OldestTransactions:
         for journal, source in sources.items():
             if self._states.get(journal) is not source:
                 self._states[journal] = source
-                self._look(journal, source, now)
+                self._check(journal, source, now)
         for journal in self._states.keys() - sources.keys():
             del self._states[journal]
             self._forget(journal)
         return tuple(replace(each, seconds=now - self._since[journal]) for journal, each in self._open.items())
 
-    def _look(self, journal: str, source: Source, now: float) -> None:
+    def _check(self, journal: str, source: Source, now: float) -> None:
         pending = [(state.begin, producer) for producer, state in source.producers.items() if state.is_pending]
         if not pending:
             self._forget(journal)

@@ -91,11 +91,11 @@ class ConsumeReport:
 
 
 NOTHING: Final = ConsumeReport(0, 0, 0, 0, {}, {}, 0, 0)
-Tell = Callable[[ConsumeReport], None]
+OnProgress = Callable[[ConsumeReport], None]
 
 
 @contextmanager
-def catching_up(log: Log | None = None) -> Iterator[Tell]:
+def catching_up(log: Log | None = None) -> Iterator[OnProgress]:
     """Show a consumer's progress in bytes, on a terminal or in `log`. Yields the function for `on_progress`."""
     with progress("Consuming", unit="bytes", log=log) as bar:
         lag: int | None = None

@@ -31,7 +31,7 @@ from coranto_consumers.spark.committed.sequencing import Sources
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.pending_report import OldestTransactions, log_long_transactions, too_long_for
 from coranto_consumers.spark.consumer.prefetch import NextInput, PlannedInput, Prefetcher
-from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, PhaseTimes, Step, Tell
+from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, OnProgress, PhaseTimes, Step
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner, offsets_of
 from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
 from coranto_consumers.spark.consumer.unread import UnreadContent, ends_of
@@ -54,7 +54,7 @@ class Run:
     _open_transactions: OldestTransactions
     _progress: Callable[[], ConsumeReport]
     """Returns the progress as of the last commit, of earlier attempts, too."""
-    _tell: Tell
+    _on_progress: OnProgress
     _outages: Outages
     _client: SyncJournalClient
     _ahead: Prefetcher[Input | FoundLong]
@@ -112,7 +112,7 @@ class Run:
 
     def catch_up(self, present: Extents, stop: Callable[[], bool] | None = None, most: int | None = None) -> None:
         """Process the content in `present`, until all is read, `most` transactions are done, or `stop` returns True."""
-        self._look(present)
+        self._check_state(present)
         while (most is None or self.report.transactions < most) and not (stop is not None and stop()):
             self._times = PhaseTimes(self._owner.name)
             for lost in self._unread.holes.due(self.sources):
@@ -141,13 +141,13 @@ class Run:
             except JournalRecreated as error:
                 if self._options.fail_on_data_loss:
                     raise lost_of(error).error(self._advice(error.journal)) from error
-                self._look(self.present())  # The present state of the journals decides how to continue.
+                self._check_state(self.present())  # The present state of the journals decides how to continue.
             else:
                 if is_done:
                     self._outages.progressed()
-                    self._tell(self.report)
+                    self._on_progress(self.report)
 
-    def _look(self, present: Extents) -> None:
+    def _check_state(self, present: Extents) -> None:
         """Take content as the content to read. Skips content that is gone, or raises its error."""
         require_unread(self._client, present, self.sources)
         self._unread, self._begins = UnreadContent(present), begins_of(present)
@@ -164,7 +164,7 @@ class Run:
         self._has_new_ids = any(not self.sources[journal].journal_id for journal in known if ids[journal])
         self.sources = self._unread.known(identified(self.sources, ids))
         self.report = replace(self.report, offsets=offsets_of(self._begins, self.sources), heads=self._unread.heads)
-        self._tell(self.report)
+        self._on_progress(self.report)
 
     def _record(self) -> None:
         """Record segments that were begun, and ids for positions without one (as after `accept-journals`)."""

@@ -39,7 +39,7 @@ from coranto_consumers.spark.application.outputs import SparkApplication
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.pending_report import OldestTransactions
 from coranto_consumers.spark.consumer.prefetch import Prefetcher
-from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Hooks, Tell
+from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Hooks, OnProgress
 from coranto_consumers.spark.consumer.run import Run
 from coranto_consumers.spark.consumer.transaction import Owner, output_store
 from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
@@ -88,7 +88,7 @@ class SparkConsumer:
         spark: SparkSession | Callable[[], SparkSession],
         options: ConsumerOptions | None = None,
         *,
-        on_progress: Tell | None = None,
+        on_progress: OnProgress | None = None,
         hooks: Hooks | None = None,
     ) -> None:
         self._options = options = options or ConsumerOptions()

@@ -52,7 +52,7 @@ from coranto_consumers.spark.decoding.rows import (
 from coranto_consumers.spark.inputs.placing import numbered_partitions
 from coranto_consumers.spark.session.access import for_tasks
 from coranto_consumers.spark.session.fetching import read_together, task_client
-from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.session.task_errors import errors_to_driver
 from coranto_consumers.spark.session.versions import arrow_schema
 
 METADATA = ("_journal", "_offset", "_producer", "_clock")
@@ -158,7 +158,7 @@ class SliceTask:
         config, framing = self.client, self.layout.framing
         if config.route_cache:
             config = replace(config, route_cache=max(config.route_cache, len(self.routes)))
-        with told_to_driver(), task_client(config) as client:
+        with errors_to_driver(), task_client(config) as client:
             client.suggest_routes(self.routes)
             with read_together(client, [each.range for each in self.parts], framing) as content:
                 yield from SequencedRows(self.layout).read(content, self.parts, framing)

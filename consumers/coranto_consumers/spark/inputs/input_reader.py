@@ -254,7 +254,7 @@ class InputReader:
         for journal, result in results.items():
             warn_of_resets(journal, result)
             watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))
-            watch.look(result.source, pruning.now)
+            watch.check(result.source, pruning.now)
 
     def _planned(self, plan: ReadPlan) -> PlannedRows:
         return planned_rows(self._layout, plan, self._client, self.routes)

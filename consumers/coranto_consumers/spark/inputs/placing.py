@@ -43,11 +43,11 @@ class FragmentPlaces:
         before = ""
         for fragment, part in parts:
             has_it = [place for place in self._places.pop(fragment, ()) if place in loads]
-            has_room = [each for each in (*has_it, before) if each in loads and loads[each] + part.length / 2 <= share]
+            not_full = [each for each in (*has_it, before) if each in loads and loads[each] + part.length / 2 <= share]
             if has_it and part.length <= max_bytes:
                 place = min(has_it, key=lambda each: loads[each])
             else:
-                place = has_room[0] if has_room else min(executors, key=lambda each: loads[each])
+                place = not_full[0] if not_full else min(executors, key=lambda each: loads[each])
             self._places[fragment] = (*has_it, *([] if place in has_it else [place]))
             loads[place] += part.length
             before, mine = place, dealt[place]

@@ -23,7 +23,7 @@ from coranto.client import ClientConfig, SyncJournalClient
 from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import MappingName
 from coranto_consumers.spark.inputs.strategies import ChooseTask
-from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.session.task_errors import errors_to_driver
 from coranto_consumers.spark.sink.message_rows import ColumnRows, ObjectTextRows, Rows
 from coranto_consumers.spark.sink.producer_ids import IdPool
 from coranto_consumers.spark.sink.publishing import publish
@@ -60,7 +60,7 @@ class StageTask:
     """Reads the rows and summaries, if the partition does not have the rows themselves."""
 
     def __call__(self, batches: Batches) -> Batches:
-        with told_to_driver():
+        with errors_to_driver():
             yield from self._stage(batches if self.choose is None else self.choose(batches))
             if self.choose is not None and self.choose.texts:
                 yield _results(_STAGED, [{"rows": 0, "summary": text} for text in self.choose.texts])
@@ -126,7 +126,7 @@ class WriteFilesTask:
     merged: bool = False
 
     def __call__(self, batches: Batches) -> Batches:
-        with told_to_driver():
+        with errors_to_driver():
             held, are_all = _taken(batches, self.carried_bytes)
             if not are_all and self.merged:
                 yield _results(_FILES, [{"staged": list(self.writer.stage(_drained(held, batches)))}])
@@ -152,7 +152,7 @@ class PublishTask:
         if first is None:
             return
         framing = JsonLines()
-        with told_to_driver(), SyncJournalClient.of(self.client) as client:
+        with errors_to_driver(), SyncJournalClient.of(self.client) as client:
             pending, use = publish(
                 client, self.journals, self.mapping, framing, self.pool, map(self._rows, chain([first], batches))
             )

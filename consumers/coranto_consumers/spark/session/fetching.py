@@ -15,7 +15,7 @@ from pyspark import SparkContext, SparkFiles
 
 from coranto.client import Chunk, ClientConfig, SyncJournalClient
 from coranto.client.disk_cache import DEFAULT_CACHE_BYTES, DiskCache
-from coranto.client.side_by_side import JournalRange
+from coranto.client.range_prefetch import JournalRange
 from coranto.messages.framing import JsonLines
 from coranto_consumers.journals.framings import ReadFraming
 from coranto_consumers.journals.ranges import Range

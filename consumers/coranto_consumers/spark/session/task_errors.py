@@ -29,7 +29,7 @@ _NOT_DISCOVERED: Final = re.compile(r"\[DATA_SOURCE_NOT_FOUND\][^\n]*\b(journal|
 
 
 @contextmanager
-def told_to_driver() -> Iterator[None]:
+def errors_to_driver() -> Iterator[None]:
     """Note errors of Coranto such that `error_of_task` finds them again. Wrap all work of a task in it."""
     try:
         yield
@@ -58,10 +58,10 @@ def error_of_task(error: BaseException) -> CorantoError | None:
     # Text before the last one may be a quotation.
     for found in reversed(_LINE.findall(str(error))):
         try:
-            told = json.loads(urlsafe_b64decode(found))
-            kind, text, fields = _kinds()[told["type"]], told["text"], told["fields"]
+            encoded = json.loads(urlsafe_b64decode(found))
+            kind, text, fields = _kinds()[encoded["type"]], encoded["text"], encoded["fields"]
             ours = kind.__new__(kind, text)
-            ours.outcome = Outcome(told["outcome"])
+            ours.outcome = Outcome(encoded["outcome"])
         except (ValueError, KeyError, TypeError):
             continue
         for name, value in fields.items():
@@ -90,8 +90,8 @@ def text_of_task(error: CorantoError) -> str:
 
 def _dumps(error: CorantoError) -> str:
     fields = {name: value for name, value in vars(error).items() if isinstance(value, str | int | float | bool | None)}
-    told: dict[str, Any] = {"type": type(error).__name__, "text": str(error), "fields": fields}
-    return urlsafe_b64encode(json.dumps({**told, "outcome": error.outcome.value}).encode()).decode()
+    encoded: dict[str, Any] = {"type": type(error).__name__, "text": str(error), "fields": fields}
+    return urlsafe_b64encode(json.dumps({**encoded, "outcome": error.outcome.value}).encode()).decode()
 
 
 def _is_worker() -> bool:

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from coranto.errors import VersionTooOld
-from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.session.task_errors import errors_to_driver
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -127,7 +127,7 @@ class PositionedReader(DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a batch. Raises VersionTooOld if it was planned from another begin."""
         if self._assumed not in (None, start):
-            with told_to_driver():
+            with errors_to_driver():
                 require_spark(
                     "Trigger.AvailableNow with spark.sql.streaming.triggerAvailableNowWrapper.enabled",
                     (4, 2),

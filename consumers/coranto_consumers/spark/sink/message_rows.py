@@ -180,8 +180,8 @@ class RowDigest:
 
     @classmethod
     def of(cls, parts: Iterable[RowDigest]) -> RowDigest:
-        all_of_them = list(parts)
-        return cls(sum(each.messages for each in all_of_them), sum(each.total for each in all_of_them) % _ALL)
+        listed = list(parts)
+        return cls(sum(each.messages for each in listed), sum(each.total for each in listed) % _ALL)
 
     def __str__(self) -> str:
         return f"{self.messages}-{self.total:016x}"

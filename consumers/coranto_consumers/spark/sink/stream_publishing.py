@@ -94,7 +94,7 @@ class SegmentPublisher:
         self._all: list[tuple[str, _Segment]] = []
         self._segments: dict[str, _Segment] = {}
         self._events = 0
-        self._look()
+        self._check()
 
     def roll_back(self) -> None:
         """Tell readers to drop the events, after an error."""
@@ -137,7 +137,7 @@ class SegmentPublisher:
                 self._settle(journal, wait=True)
         return tuple(self._part(journal, each) for journal, each in self._all if each.events)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Learn the active segments. Raises StreamSealed, StreamNotFound and CorruptData."""
         active = decode(self._client.list(segments_selector(self._name))).active()
         if not active:
@@ -187,7 +187,7 @@ class SegmentPublisher:
                 try:
                     run_blocking(self._prepare(journal))
                 except (NotAllowed, JournalNotFound) as error:
-                    self._go_elsewhere(journal, segment, error)
+                    self._publish_elsewhere(journal, segment, error)
                     return
                 self._prepared.add(journal)
             content, places = b"".join(segment.held), np.concatenate(segment.held_places)
@@ -207,7 +207,7 @@ class SegmentPublisher:
             try:
                 appended = block.done.result()
             except (NotAllowed, JournalNotFound, AppendOutcomeUnknown) as error:
-                self._go_elsewhere(journal, segment, error)
+                self._publish_elsewhere(journal, segment, error)
                 return
             segment.sent.popleft()
             segment.begin = appended.begin if segment.begin < 0 else segment.begin
@@ -217,7 +217,7 @@ class SegmentPublisher:
             if self._events <= KEPT_PLACES:
                 segment.places.append(block.places)
 
-    def _go_elsewhere(self, journal: str, segment: _Segment, error: CorantoError) -> None:
+    def _publish_elsewhere(self, journal: str, segment: _Segment, error: CorantoError) -> None:
         """Publish the possibly missing events of a segment, and its held events, to the current segments."""
         del self._segments[journal]
         self._own[journal] = new_producer_id(os.urandom)
@@ -249,7 +249,7 @@ class SegmentPublisher:
         """Learn the active segments once one that refuses events is none. Brokers may not know a new one yet."""
         deadline = time.monotonic() + self._client.config.retry_timeout
         while True:
-            self._look()
+            self._check()
             if journal not in self._journals:
                 return
             if time.monotonic() > deadline:

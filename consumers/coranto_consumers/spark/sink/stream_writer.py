@@ -32,7 +32,7 @@ from coranto.streams.model.stream import Stream
 from coranto.streams.writer.multi_key.bulk import BulkCommitter
 from coranto.streams.writer.multi_key.bulk_parts import BulkPart, roll_back
 from coranto_consumers.spark.session.access import for_tasks
-from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.session.task_errors import errors_to_driver
 from coranto_consumers.spark.session.versions import DataSourceStreamArrowWriter
 from coranto_consumers.spark.sink.message_rows import RowDigest
 from coranto_consumers.spark.sink.sink_options import RowForm, SinkOptions
@@ -51,14 +51,14 @@ class _ToStream(SinkWriter[Parts]):
         self._form = RowForm.of(schema, options)
         stream, self._last_batches = self._with_committer(_prepared)
         self._prepared = [segment.journal for segment in stream.active()]
-        self._look()
+        self._check()
         # Tasks and the driver's commit get a token for this stream instead of keys.
         ledger = [("name", options.ledger)] if options.ledger else []
         scope = label_selector(include=[("name:prefix", f"{options.stream}/"), *ledger])
         capability = Capability.APPEND | Capability.READ | Capability.LIST
         self._options = replace(options, client=for_tasks(options.client, capability, scope))
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Read the earlier named writes, with the capabilities of the given keys."""
 
     def _with_committer(self, work: Callable[[BulkCommitter], Coroutine[Any, Any, T]]) -> T:
@@ -70,7 +70,7 @@ class _ToStream(SinkWriter[Parts]):
 
     def _publish(self, batches: Iterator[Any], digest: RowDigest | None = None) -> Parts:
         options, form = self._options, self._form
-        with told_to_driver(), SyncJournalClient.of(options.client) as client:
+        with errors_to_driver(), SyncJournalClient.of(options.client) as client:
             publisher = SegmentPublisher(client, options.stream, self._prepared, digest)
             try:
                 for batch in batches:
@@ -84,7 +84,7 @@ class _ToStream(SinkWriter[Parts]):
         """Commit the results of attempts. `write` has the parameters of `BulkCommitter.commit` for a named write."""
         parts = [part for each in written for part in each.pending]
         loss = self._options.accept_loss
-        with told_to_driver():
+        with errors_to_driver():
             return self._with_committer(lambda committer: committer.commit(parts, accept_loss=loss, **write))
 
     def _roll_back(self, written: Sequence[WrittenPartition[Parts]]) -> None:
@@ -109,7 +109,7 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
         self._mark: Mark | None = None
         super().__init__(options, schema, overwrite, streaming=False)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Find out if a named write is done. Raises InvalidInput and LedgerDamaged if names may be missing."""
         options = self._options
         if not options.writer_id:
@@ -203,7 +203,7 @@ class StreamQueryWriter(_ToStream, DataSourceStreamArrowWriter):
             is_new = self._commit(written, writer=query, batch=batchId, digest=digest, planned_behind=behind)
         except BatchChanged as error:
             counts = ({part.journal: part.events} for each in written for part in each.pending)
-            with told_to_driver():
+            with errors_to_driver():
                 self._leave_out(error, query, batchId, counts)
             return
         if not is_new:

@@ -36,7 +36,7 @@ from coranto.publication import BatchLedger, Decision, Ledger, Mark
 from coranto.publication.publish import append_intents, finish_batch, finish_decision, finish_decisions
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.session.access import for_tasks
-from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.session.task_errors import errors_to_driver
 from coranto_consumers.spark.session.versions import DataSourceStreamArrowWriter
 from coranto_consumers.spark.sink.message_rows import RowDigest
 from coranto_consumers.spark.sink.producer_ids import IdPool, Use, run_of_task, settle, settled_pools
@@ -162,7 +162,7 @@ class _ToJournals(SinkWriter[Pending]):
             )
             for batch in batches
         )
-        with told_to_driver(), SyncJournalClient.of(options.client) as client:
+        with errors_to_driver(), SyncJournalClient.of(options.client) as client:
             return publish(client, self._journals, options.mapping, options.framing, pool, parts, digest)
 
     def _decision(self, writer_id: str, written: Sequence[WrittenPartition[Pending]]) -> Decision:
@@ -205,7 +205,7 @@ class JournalWriter(_ToJournals, DataSourceArrowWriter):
             return
         written = self._written(messages)
         mine = self._decision(self._writer_id, written)
-        with told_to_driver(), SyncJournalClient.of(self._options.client) as client:
+        with errors_to_driver(), SyncJournalClient.of(self._options.client) as client:
             ledger = Ledger.resume(client, self._seen, **self._of_ledger)
             counts = ledger.decide(mine)
             # Journals of others are left to the next write: this one's token may not be for their journals.
@@ -231,7 +231,7 @@ class JournalStreamWriter(_ToJournals, DataSourceStreamArrowWriter):
         written = self._written(messages)
         query, options = self._query(written), self._options
         mine = self._decision(f"spark/{query}/{batchId}", written)
-        with told_to_driver(), SyncJournalClient.of(options.client) as client:
+        with errors_to_driver(), SyncJournalClient.of(options.client) as client:
             ledger = BatchLedger.open(client, options.ledger, query, **self._of_ledger)
             known = ledger.last()
             if known is None and batchId and not options.accept_loss:

@@ -23,7 +23,7 @@ from coranto_consumers.spark.decoding.rows import BatchBuilder, RowLayout
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
 from coranto_consumers.spark.session.access import for_tasks, without_keys
 from coranto_consumers.spark.session.fetching import machine_folder, read_together, task_client
-from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.session.task_errors import errors_to_driver
 from coranto_consumers.spark.session.versions import push_filters
 from coranto_consumers.spark.source.planning import Narrowing, Shares, plan_read
 
@@ -93,7 +93,7 @@ class JournalReader(DataSourceReader):
         return {**self.__dict__, "_options": options, "_planned": planned, "_failure": None}
 
     def partitions(self) -> list[JournalPartition]:
-        with told_to_driver():
+        with errors_to_driver():
             return [self._partition(parts) for parts in self._plan().of_tasks]
 
     def _partition(self, parts: tuple[NumberedRange, ...]) -> JournalPartition:
@@ -104,7 +104,7 @@ class JournalReader(DataSourceReader):
         # Spark replaces an empty list of partitions by a single one that is None or a plain InputPartition.
         if not isinstance(partition, JournalPartition):
             return
-        with told_to_driver(), task_client(partition.client, self._options.cache_bytes) as client:
+        with errors_to_driver(), task_client(partition.client, self._options.cache_bytes) as client:
             framing, isolation = self._options.framing, self._options.isolation
             # The committed rows of one of several ranges of a journal depend on all ranges, so each task reads all.
             once = [

@@ -41,7 +41,7 @@ from coranto_consumers.spark.decoding.rows import (
     raw_layout,
 )
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
-from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.session.task_errors import errors_to_driver
 from coranto_consumers.spark.session.versions import register_source, stream_reader
 from coranto_consumers.spark.source.batch_reader import JournalReader
 from coranto_consumers.spark.streaming.reader import JournalStreamReader
@@ -66,7 +66,7 @@ class JournalDataSource(DataSource):
     def schema(self) -> StructType:
         # Streaming queries have other starting offsets. Which of both this will be, is not known here.
         given = {key: value for key, value in self.options.items() if key.lower() != "startingoffsets"}
-        with told_to_driver():
+        with errors_to_driver():
             options = SourceOptions.parse(given)
             if options.registry:
                 from coranto_consumers.spark.options.message_types import registered_schema  # Not for each worker.
@@ -78,13 +78,13 @@ class JournalDataSource(DataSource):
         return StructType(fields)
 
     def reader(self, schema: StructType) -> JournalReader:
-        with told_to_driver():
+        with errors_to_driver():
             refuse_stream_options(self.options)
             options = self._typed(SourceOptions.parse(self.options))
             return JournalReader(*_layout(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        with told_to_driver():
+        with errors_to_driver():
             options = StreamOptions.parse(self.options)
             source, layout = _layout(schema, self._typed(options.source))
             reader = JournalStreamReader(replace(options, source=source), layout)
@@ -110,7 +110,7 @@ class JournalDataSource(DataSource):
         from coranto_consumers.spark.sink.stream_writer import StreamBatchWriter
         from coranto_consumers.spark.sink.writer import JournalWriter
 
-        with told_to_driver():
+        with errors_to_driver():
             options = SinkOptions.parse(self.options, streaming=False).typed()
             return (StreamBatchWriter if options.stream else JournalWriter)(options, schema, overwrite)
 
@@ -119,7 +119,7 @@ class JournalDataSource(DataSource):
         from coranto_consumers.spark.sink.stream_writer import StreamQueryWriter
         from coranto_consumers.spark.sink.writer import JournalStreamWriter
 
-        with told_to_driver():
+        with errors_to_driver():
             options = SinkOptions.parse(self.options, streaming=True).typed()
             return (StreamQueryWriter if options.stream else JournalStreamWriter)(options, schema, overwrite)
 

@@ -25,7 +25,7 @@ from coranto_consumers.journals.ranges import plan_transaction
 from coranto_consumers.spark.decoding.rows import BatchBuilder, RowLayout
 from coranto_consumers.spark.session.access import for_tasks, without_keys
 from coranto_consumers.spark.session.fetching import read_together, task_client
-from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.session.task_errors import errors_to_driver
 from coranto_consumers.spark.session.versions import (
     ReadAllAvailable,
     ReadLimit,
@@ -70,7 +70,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         fresh = JournalStreamReader(replace(self._options, source=source), self._layout)
         return fresh.__dict__
 
-    @told_to_driver()
+    @errors_to_driver()
     def initialOffset(self) -> dict[str, Any]:
         """Return the start offsets of a new query. Journals without an offset are read from their beginning."""
         if self._initial is None:
@@ -98,14 +98,14 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxBytes(self._options.max_bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        with told_to_driver():
+        with errors_to_driver():
             self._target = when_sealed(self._journals.ask, self._options.source.client.retry_timeout)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the journals' heads, for the query's progress."""
         return dict(vector_to_json(heads_of(self._journals.heads))) or None
 
-    @told_to_driver()
+    @errors_to_driver()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Plan the next batch, and return its end: `start` itself if there is nothing to read yet."""
         heads = self._target or self._journals.ask_again()
@@ -147,7 +147,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         key, planned = self._planned
         if key == _key(start, end):
             return planned
-        with told_to_driver():
+        with errors_to_driver():
             return self._partitions(self._planner.plan_again(start, end))
 
     def _partitions(self, batches: Mapping[str, JournalBatch]) -> list[StreamPartition]:
@@ -187,7 +187,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         batches = BatchBuilder(self._layout)
         ranges = [part.numbered.range for part in partition.parts]
         with (
-            told_to_driver(),
+            errors_to_driver(),
             task_client(partition.client, source.cache_bytes) as client,
             read_together(client, ranges, source.framing) as content,
         ):

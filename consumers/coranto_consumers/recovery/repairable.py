@@ -17,7 +17,7 @@ from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
 from coranto_consumers.stores.staging import stage_tables
 
 
-class MendedStore(Protocol):
+class RepairableStore(Protocol):
     """A store that has a consumer's checkpoints."""
 
     @property
@@ -37,12 +37,12 @@ class MendedStore(Protocol):
         """Delete a shard's rows below its present fence from a stage table, and return their number."""
 
 
-def mended_store(url: str) -> MendedStore:
+def repairable_store(url: str) -> RepairableStore:
     """Return the store of a URL. Raises InvalidInput, and SqlStoreError if a catalog does not answer."""
-    return MendedCatalog(url) if url.startswith(ICEBERG) else MendedDatabase(SqlStore(url))
+    return RepairableCatalog(url) if url.startswith(ICEBERG) else RepairableDatabase(SqlStore(url))
 
 
-class MendedDatabase:
+class RepairableDatabase:
     """A database."""
 
     shows_present_tables = True
@@ -93,7 +93,7 @@ class MendedDatabase:
         return fence
 
 
-class MendedCatalog:
+class RepairableCatalog:
     """An Iceberg catalog, with the home of a URL."""
 
     shows_present_tables = False
