@@ -30,5 +30,5 @@ class TaskLog:
         self._log = log
 
     def info(self, event: str, **facts: object) -> None:
-        told = " ".join(f"{name}={value}" for name, value in facts.items())
-        self._log.info("%s %s", event, told)  # type: ignore[attr-defined]
+        details = " ".join(f"{name}={value}" for name, value in facts.items())
+        self._log.info("%s %s", event, details)  # type: ignore[attr-defined]

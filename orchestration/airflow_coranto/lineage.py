@@ -65,7 +65,7 @@ def _heads(client: SyncJournalClient, group: str) -> Heads:
         time.sleep(delay)
 
 
-def tell_growth(context: Any, outlets: Sequence[Any] | None, cluster: str, before: Positions, after: Positions) -> None:
+def emit_growth(context: Any, outlets: Sequence[Any] | None, cluster: str, before: Positions, after: Positions) -> None:
     """Give the events of a task's outlets the payload that a watcher's events have: offsets before and after it."""
     from coranto.client.positions import begins_of, grown_bytes, heads_of
     from coranto.offsets import vector_to_json

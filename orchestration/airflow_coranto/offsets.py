@@ -51,13 +51,13 @@ class StoredEvent:
     def from_json(cls, text: str) -> StoredEvent:
         """Parse the text of a variable; an early version kept positions alone. Raises InvalidInput."""
         try:
-            told = json.loads(text)
-            early = not isinstance(told.get("positions"), dict)
-            positions = to_kept(from_kept(told if early else told["positions"]))
+            stored = json.loads(text)
+            early = not isinstance(stored.get("positions"), dict)
+            positions = to_kept(from_kept(stored if early else stored["positions"]))
             if early:
                 return cls("", positions)
-            since = vector_of_json(told["since"], "since")
-            return cls(str(told["event"]), positions, since, int(told["bytes"]))
+            since = vector_of_json(stored["since"], "since")
+            return cls(str(stored["event"]), positions, since, int(stored["bytes"]))
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise InvalidInput(
                 "this is not a watcher's state; delete the variable, and the watcher begins at the current heads",
@@ -108,9 +108,9 @@ def watched(extra: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         isinstance(at, list) and [type(each) for each in at] in ([int, int], [int, int, str])
         for at in positions.values()
     )
-    told = _is_vector(payload.get("since")) and isinstance(payload.get("bytes"), int)
+    has_growth = _is_vector(payload.get("since")) and isinstance(payload.get("bytes"), int)
     is_new = isinstance(payload.get("event"), str) and isinstance(payload.get("after"), str)
-    return payload if whole and told and is_new else None
+    return payload if whole and has_growth and is_new else None
 
 
 def _is_vector(raw: object) -> bool:
@@ -196,9 +196,9 @@ def settle(payload: Mapping[str, Any], stored: StoredEvent | None) -> tuple[dict
     if stored is not None and stored.event == event:  # Of another asset with the same watcher.
         return _with(payload, stored), stored
     positions = {name: list(at) for name, at in payload["positions"].items()}
-    told = StoredEvent(event, positions, vector_of_json(payload["since"], "since"), payload["bytes"])
+    announced = StoredEvent(event, positions, vector_of_json(payload["since"], "since"), payload["bytes"])
     if stored is None or stored.event == payload["after"]:
-        return _with(payload, told), told
+        return _with(payload, announced), announced
     from coranto.client.positions import begins_of, grown_bytes
 
     before, now = from_kept(stored.positions), from_kept(positions)

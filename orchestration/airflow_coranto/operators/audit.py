@@ -77,8 +77,8 @@ class AuditOperator(BaseOperator):
 
         with airflow_errors():
             report = run_blocking(self._audit(CorantoHook(self.coranto_conn_id).client_config()))
-        context["ti"].xcom_push(key="report", value=told_report(report))
-        told = {
+        context["ti"].xcom_push(key="report", value=report_value(report))
+        xcom_value = {
             "sound": report.sound,
             "summary": report.summary,
             "errors": [str(finding) for finding in report.errors[:_SHOWN]],
@@ -89,11 +89,11 @@ class AuditOperator(BaseOperator):
         for finding in report.warnings:
             self.log.warning("%s: %s", finding.kind, finding)
         if not report.sound or (self.fail_on_warning and report.warnings):
-            context["ti"].xcom_push(key="return_value", value=told)
+            context["ti"].xcom_push(key="return_value", value=xcom_value)
             worst = [*report.errors, *report.warnings][:3]
             raise AirflowFailException(f"{report.summary}. {'; '.join(map(str, worst))}")
         self.log.info("%s", report.summary)
-        return told
+        return xcom_value
 
     async def _audit(self, config: ClientConfig) -> Report:
         from coranto.audit import AuditOptions, Depth, audit_journals
@@ -121,12 +121,12 @@ class AuditOperator(BaseOperator):
         return lineage(self.coranto_conn_id, inputs=[self.group])
 
 
-def told_report(report: Report) -> dict[str, Any]:
+def report_value(report: Report) -> dict[str, Any]:
     """Return a report as XCom: for very many journals only their number, and the most severe findings."""
-    told: dict[str, Any] = json.loads(report.to_json())
+    xcom_value: dict[str, Any] = json.loads(report.to_json())
     if len(report.subjects) > _WHOLE_SUBJECTS:
-        told["subjects"] = {"left_out": {"journals": len(report.subjects)}}
+        xcom_value["subjects"] = {"left_out": {"journals": len(report.subjects)}}
     if len(report.findings) > _MAX_FINDINGS:
-        told["findings"] = told["findings"][:_MAX_FINDINGS]
-        told["findings_left_out"] = len(report.findings) - _MAX_FINDINGS
-    return told
+        xcom_value["findings"] = xcom_value["findings"][:_MAX_FINDINGS]
+        xcom_value["findings_left_out"] = len(report.findings) - _MAX_FINDINGS
+    return xcom_value

@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowException, BaseOperator
 from airflow_coranto.connection import DEFAULT_CONNECTION
 from airflow_coranto.failures import TaskLog, airflow_errors
 from airflow_coranto.hooks.coranto import CorantoHook
-from airflow_coranto.lineage import declare, lineage, positions_after, positions_in, tell_growth
+from airflow_coranto.lineage import declare, emit_growth, lineage, positions_after, positions_in
 from airflow_coranto.links.report import ReportLink
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class IngestOperator(BaseOperator):
                 before = positions_in(client, groups)
                 report = self._run(hook.client_config(), spec)
                 after = positions_after(client, before)
-        tell_growth(context, self.outlets, self.cluster, before, after)
+        emit_growth(context, self.outlets, self.cluster, before, after)
         self.log.info("Ingested %d rows into %s in %d transactions", report.rows, spec.stream, report.batches)
         if report.letters:
             self.log.warning("%d rows cannot be events, and went to the dead letters", report.letters)

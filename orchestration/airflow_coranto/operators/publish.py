@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import BaseOperator
 from airflow_coranto.connection import DEFAULT_CONNECTION
 from airflow_coranto.failures import TaskLog, airflow_errors
 from airflow_coranto.hooks.coranto import CorantoHook
-from airflow_coranto.lineage import declare, lineage, positions_after, positions_in, tell_growth
+from airflow_coranto.lineage import declare, emit_growth, lineage, positions_after, positions_in
 from airflow_coranto.links.report import ReportLink
 from airflow_coranto.rows import RowKey, key_function, writer_id_of
 
@@ -117,7 +117,7 @@ class PublishOperator(BaseOperator):
                         report=report,
                     )
                 after = positions_after(client, before)
-        tell_growth(context, self.outlets, self.cluster, before, after)
+        emit_growth(context, self.outlets, self.cluster, before, after)
         if done.is_new:
             self.log.info("Published %d rows to %s/… as %s", done.messages, self.group, writer_id)
         else:

@@ -72,12 +72,12 @@ class PlanRecoveryOperator(_RecoveryOperator):
 
         with airflow_errors():
             plan = run_blocking(self.recovery().plan())
-        told = told_plan(plan)
-        self.log.info("%s", told["summary"])
+        xcom_value = plan_value(plan)
+        self.log.info("%s", xcom_value["summary"])
         if plan.is_empty:
-            context["ti"].xcom_push(key="return_value", value=told)
+            context["ti"].xcom_push(key="return_value", value=xcom_value)
             raise AirflowSkipException("nothing to recover")
-        return told
+        return xcom_value
 
 
 class ApproveRecoveryOperator(HITLOperator):
@@ -141,23 +141,23 @@ class RecoverOperator(_RecoveryOperator):
             work = self.recovery().carry_out(str(approved or "").strip())
             recovery = run_blocking(_unless_refused(work))
         if isinstance(recovery, NotApproved):
-            context["ti"].xcom_push(key="return_value", value={"remaining": told_plan(recovery.plan)})
+            context["ti"].xcom_push(key="return_value", value={"remaining": plan_value(recovery.plan)})
             raise AirflowFailException(str(recovery))
-        told = {
-            "done": [_told_result(result) for result in recovery.results],
-            "remaining": told_plan(recovery.remaining),
+        xcom_value = {
+            "done": [_result_line(result) for result in recovery.results],
+            "remaining": plan_value(recovery.remaining),
             "audit": recovery.report.summary if recovery.report is not None else "",
             "errors": [str(finding) for finding in recovery.report.errors] if recovery.report is not None else [],
         }
-        for line in told["done"]:
+        for line in xcom_value["done"]:
             self.log.info("%s", line)
         if not recovery.succeeded:
-            context["ti"].xcom_push(key="return_value", value=told)
+            context["ti"].xcom_push(key="return_value", value=xcom_value)
             raise AirflowFailException(f"the recovery left something to do: {recovery.remaining.summary}")
-        return told
+        return xcom_value
 
 
-def _told_result(result: StepResult) -> str:
+def _result_line(result: StepResult) -> str:
     outcome = f"FAILED: {result.problem}" if result.problem else result.done
     return f"{result.step.kind.value} {result.step.subject}: {outcome}"
 
@@ -186,7 +186,7 @@ def recovery_with_approval(
     return tasks
 
 
-def told_plan(plan: Plan) -> dict[str, Any]:
+def plan_value(plan: Plan) -> dict[str, Any]:
     """Return a plan as XCom, with a text in Markdown for people."""
     return {**json.loads(plan.to_json()), "hash": plan.hash, "summary": plan.summary, "text": _markdown(plan)}
 

@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperat
 from airflow_coranto.connection import DEFAULT_CONNECTION
 from airflow_coranto.failures import TaskLog, airflow_errors
 from airflow_coranto.hooks.coranto import CorantoHook
-from airflow_coranto.lineage import declare, lineage, positions_after, positions_in, tell_growth
+from airflow_coranto.lineage import declare, emit_growth, lineage, positions_after, positions_in
 from airflow_coranto.links.report import ReportLink
 from airflow_coranto.store import checked_store_url, store_url_of_connection
 from coranto.offsets import vector_to_json
@@ -141,7 +141,7 @@ class SparkConsumerOperator(BaseOperator):
                 if self._session is not None:
                     self._session.stop()
         after = self._output_positions(lambda client: positions_after(client, before))
-        tell_growth(context, self.outlets, self.cluster, before, after)
+        emit_growth(context, self.outlets, self.cluster, before, after)
         self.log.info("Consumed %d messages in %d transactions", report.messages, report.transactions)
         if report.misfits:
             self.log.warning("%d messages do not fit the application's columns", report.misfits)

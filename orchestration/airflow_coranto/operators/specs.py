@@ -57,7 +57,7 @@ class ApplySpecsOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         with airflow_errors():
             plan = self._reconcile()
-        told = {
+        xcom_value = {
             "digest": plan.digest,
             "changed": 0 if self.plan_only else len(plan.due),
             "steps": [
@@ -66,9 +66,9 @@ class ApplySpecsOperator(BaseOperator):
             ],
         }
         if self.plan_only and self.fail_on_drift and plan.due:
-            context["ti"].xcom_push(key="return_value", value=told)
+            context["ti"].xcom_push(key="return_value", value=xcom_value)
             raise AirflowFailException(f"{len(plan.due)} journals are not as the tree says: {_names(plan.due)}")
-        return told
+        return xcom_value
 
     def _reconcile(self) -> SpecPlan:
         from coranto.client import JournalClient

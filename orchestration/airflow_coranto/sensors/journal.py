@@ -77,7 +77,7 @@ class JournalSensor(BaseSensorOperator):
     def execute(self, context: Any) -> Any:
         if not self.deferrable:
             return super().execute(context)
-        if found := self._look():
+        if found := self._check():
             return found
         with airflow_errors():
             trigger = JournalOffsetTrigger(
@@ -92,7 +92,7 @@ class JournalSensor(BaseSensorOperator):
     def poke(self, context: Any) -> PokeReturnValue | bool:
         """Look once. Airflow calls this. Raises AirflowException for what asking again will not cure."""
         try:
-            found = self._look()
+            found = self._check()
         except (AirflowFailException, AirflowNotFoundException):
             raise
         except AirflowException as error:
@@ -106,7 +106,7 @@ class JournalSensor(BaseSensorOperator):
             raise AirflowFailException(event["error"])
         return dict(event)
 
-    def _look(self) -> dict[str, Any] | None:
+    def _check(self) -> dict[str, Any] | None:
         """Return the growth beyond the offsets, or None. Raises AirflowException."""
         from coranto.client.loop import run_blocking
 

@@ -71,7 +71,7 @@ class JournalOffsetTrigger(BaseEventTrigger):
         self.earliest = earliest
         self.name = name
         self.committed = committed
-        self._told = ""
+        self._logged_error = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return "airflow_coranto.triggers.journal.JournalOffsetTrigger", self._arguments
@@ -139,8 +139,8 @@ class JournalOffsetTrigger(BaseEventTrigger):
             try:
                 return offsets.StoredEvent.from_json(kept)
             except InvalidInput as error:
-                if self._told != str(error):
-                    self._told = str(error)
+                if self._logged_error != str(error):
+                    self._logged_error = str(error)
                     self.log.error("Variable %s: %s", self.variable, error)  # noqa: TRY400  # the text says it all
                 return None
         begin = offsets.StoredEvent(offsets.new_event_id(), offsets.to_kept({} if self.earliest else now))
@@ -194,7 +194,7 @@ class _Heads:
                     if problem:
                         self._log.info("Journals %s/… can be asked again", self._group.name)
                     pause, problem = self._interval, ""
-                    self._say_missing(not positions)
+                    self._log_missing(not positions)
                     yield positions
                 await asyncio.sleep(pause)
         finally:
@@ -214,7 +214,7 @@ class _Heads:
             self.is_committed = self._commits is None or await self._commits.since(self._client, before, now)
         return now
 
-    def _say_missing(self, is_missing: bool) -> None:
+    def _log_missing(self, is_missing: bool) -> None:
         """Say once that there are no journals to wait for, and once that there are some."""
         if is_missing and not self._is_missing:
             self._log.warning(

@@ -22,7 +22,7 @@ from coranto.labels import as_pairs, matcher, parse_selector, with_meta
 from coranto.specs.journal_tree import parse_tree
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto.components.cluster import ClusterModel, resolve_cluster, shared_resource
-from dagster_coranto.components.elsewhere import defined_elsewhere
+from dagster_coranto.components.project_keys import keys_of_other_components
 from dagster_coranto.components.scaffolding import JournalCollectionScaffolder
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.specs.journals import build_journal_specs_asset, build_journal_specs_check
@@ -141,11 +141,11 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
             checks.append(build_journal_specs_check(tree, asset=applying.key, resource_key=key))
             deps.append(applying.key)
         translator = _Translations(self)
-        elsewhere = defined_elsewhere(context, JournalCollectionComponent)
+        others = keys_of_other_components(context, JournalCollectionComponent)
         for name, members in sorted(self._named(journals.values()).items()):
             translator.members[name] = members
             spec = with_deps(translator.get_asset_spec(JournalTranslatorData(name)), deps)
-            if spec.key not in elsewhere.assets:
+            if spec.key not in others.assets:
                 assets.append(spec)
             if not all(spec.name.startswith(f"{name}/") for spec in members):
                 continue  # An audit checks groups, and a journal is not a group.
@@ -154,7 +154,7 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
                 build_audit_check(group, depth=depth, dagster_journal_translator=translator, resource_key=key)
                 for depth in map(Depth, self.audits)
             ]
-            checks += [each for each in audits if elsewhere.checks.isdisjoint(each.check_keys)]
+            checks += [each for each in audits if others.checks.isdisjoint(each.check_keys)]
         return dg.Definitions(assets=assets, asset_checks=dg.with_resources(checks, {key: cluster}))
 
     def _named(self, journals: Iterable[pb.JournalSpec]) -> dict[str, list[pb.JournalSpec]]:

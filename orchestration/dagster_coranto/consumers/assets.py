@@ -19,7 +19,7 @@ from dagster_coranto.consumers.definition import (
 )
 from dagster_coranto.consumers.left_out import LeftOut, report_left_out
 from dagster_coranto.instance.log import DagsterLog
-from dagster_coranto.instance.one_at_a_time import OneAtATime
+from dagster_coranto.instance.pool_slot import PoolSlot
 from dagster_coranto.instance.underway import CONSUMER_TAG
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
@@ -66,7 +66,7 @@ class ConsumerStep:
         definition, context = self.definition, self.context
         mode = self.config.mode_or(definition.mode)
         log = DagsterLog(context.log)
-        with OneAtATime(context.instance, context.run.run_id, f"coranto_{definition.name}", context.log.info):
+        with PoolSlot(context.instance, context.run.run_id, f"coranto_{definition.name}", context.log.info):
             consumption = Consumption(
                 definition,
                 definition.settings(context, **resource_arguments(definition.settings, context.resources)),

@@ -62,7 +62,7 @@ class Consumption:
         with catching_up(log) as show:
 
             def update(report: ConsumeReport) -> None:
-                self._watch.look(report)
+                self._watch.record(report)
                 show(report)
 
             try:
@@ -91,7 +91,7 @@ class Consumption:
             nonlocal latest, emitted, due
             if report is not None:
                 observe(report)
-                self._watch.look(report)
+                self._watch.record(report)
             latest = report or latest
             if latest is None or latest.transactions == emitted or (self._monotonic() < due and not now):
                 return
@@ -118,7 +118,7 @@ class Consumption:
 
         Includes sources with growth that is not reported yet.
         """
-        grown = list(self._inputs.look(report.offsets))
+        grown = list(self._inputs.record(report.offsets))
         store = self._settings.store
         if isinstance(store, str):
             keep_vector(store, self._settings.application.name, report.offsets)

@@ -37,7 +37,7 @@ class Inputs:
         keys = [dep.asset_key for dep in spec.deps]
         return {key: self._read.get(key) or self._reported[key] for key in keys}
 
-    def look(self, offsets: Mapping[str, int]) -> Iterator[Materialized]:
+    def record(self, offsets: Mapping[str, int]) -> Iterator[Materialized]:
         """Record the offsets read so far, and yield growth of sources that is not reported yet."""
         self._read = {}
         for key, group in zip(self._definition.source_keys, self._definition.sources, strict=True):
@@ -52,7 +52,7 @@ class Inputs:
                 yield Materialized(key, version, dict(metadata), tags=growth_tags(version.value, last))
 
     def next(self) -> None:
-        """Begin the period until the next `look`."""
+        """Begin the period until the next `record`."""
         self._reported = last_versions(self._instance, self._reported)
 
     def _heads_read(self, group: JournalGroup, offsets: Mapping[str, int]) -> dict[str, int] | None:

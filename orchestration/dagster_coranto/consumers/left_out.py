@@ -74,7 +74,7 @@ class LeftOutWatch:
         self._reported = LeftOut()
         self._transactions = 0
 
-    def look(self, report: "ConsumeReport") -> None:
+    def record(self, report: "ConsumeReport") -> None:
         """Record the progress of the run. Uncommitted skips are left out: the next run finds them again."""
         if report.transactions == self._transactions:
             return

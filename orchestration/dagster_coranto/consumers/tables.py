@@ -16,7 +16,7 @@ from coranto.specs.yaml_fields import dump_document
 from coranto_consumers.tables.runs import RunOptions, TableReport
 from coranto_consumers.tables.spec import TableNames, TableSpec, read_names, read_table
 from dagster_coranto.instance.log import DagsterLog
-from dagster_coranto.instance.one_at_a_time import OneAtATime
+from dagster_coranto.instance.pool_slot import PoolSlot
 from dagster_coranto.instance.underway import CONSUMER_TAG
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import resource_of
@@ -85,7 +85,7 @@ class TableStep:
         """
         definition, context = self.definition, self.context
         name = definition.names.name
-        with OneAtATime(context.instance, context.run.run_id, f"coranto_table_{name}", context.log.info):
+        with PoolSlot(context.instance, context.run.run_id, f"coranto_table_{name}", context.log.info):
             journals = resource_of(context.resources, definition.resource_key, JournalResource)
             try:
                 spec = definition.spec(journals)

@@ -76,15 +76,15 @@ class Demo:
         begun = time.monotonic()
         outcome = DemoResult()
         flights = load_flights(self._limit)
-        self._say(f"[bold]{len(flights):,} flights[/] that left New York in 2013; everything below {self._data_dir}")
+        self._print(f"[bold]{len(flights):,} flights[/] that left New York in 2013; everything below {self._data_dir}")
         with self.cluster() as config:
-            self._say("\n[bold]1. First pass:[/] specs → flights/events → carrier_delays, flights/alerts")
+            self._print("\n[bold]1. First pass:[/] specs → flights/events → carrier_delays, flights/alerts")
             self._materialize(FIRST)
             outcome.findings += [("first pass", f) for f in self.prove(config, FIRST, flights)]
-            self._say("\n[bold]2. Second pass[/], over fresh journals; its consumer is killed half-way")
+            self._print("\n[bold]2. Second pass[/], over fresh journals; its consumer is killed half-way")
             second, outcome.killed = self.second_pass(config)
             outcome.findings += [("second pass", f) for f in self.prove(config, second, flights)]
-            self._say("\n[bold]3. Audit[/] of all journals, to the last byte, and of both consumers")
+            self._print("\n[bold]3. Audit[/] of all journals, to the last byte, and of both consumers")
             outcome.findings.append(("both", self.audit(config, [FIRST, second])))
         outcome.seconds = time.monotonic() - begun
         return outcome
@@ -93,7 +93,7 @@ class Demo:
     def cluster(self) -> Iterator[ClientConfig]:
         """Run the demo's cluster, and yield a client configuration for it."""
         with EmbeddedCluster(self._data_dir, brokers=self._brokers, lease_seconds=_LEASE_S) as cluster:
-            self._say(f"[bold]Cluster[/] of etcd and {self._brokers} broker(s) is up at {cluster.info.endpoint}")
+            self._print(f"[bold]Cluster[/] of etcd and {self._brokers} broker(s) is up at {cluster.info.endpoint}")
             try:
                 yield ClientConfig(cluster.info.endpoint, cluster.info.file_root)
             finally:
@@ -129,10 +129,10 @@ class Demo:
             cut = replace(job, max_transaction_bytes=max(1, total // _SECOND_TRANSACTIONS))
             killed = self._consume_and_kill(cut, total)
             if killed:
-                self._say(killed)
+                self._print(killed)
                 self._materialize(cut)
                 return cut, killed
-            self._say("The consumer finished before it could be killed; trying again over fresh journals")
+            self._print("The consumer finished before it could be killed; trying again over fresh journals")
         raise ClusterError(
             f"{len(_SECONDS)} consumers finished before they could be killed; is this machine very busy?"
         )
@@ -171,7 +171,7 @@ class Demo:
             raise ClusterError(f"the consumer failed (exit code {child.returncode}); its events are above")
         return ""
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(text, highlight=False)
 
 

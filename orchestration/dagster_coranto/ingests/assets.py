@@ -15,7 +15,7 @@ from coranto.ingest.blocking import run_ingest
 from coranto.ingest.runs import IngestReport
 from dagster_coranto.ingests.definition import IngestDefinition, IngestMode, IngestState
 from dagster_coranto.instance.log import DagsterLog
-from dagster_coranto.instance.one_at_a_time import OneAtATime
+from dagster_coranto.instance.pool_slot import PoolSlot
 from dagster_coranto.instance.underway import CONSUMER_TAG
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import resource_of
@@ -69,7 +69,7 @@ class IngestStep:
         """
         context, name = self.context, self.definition.names.name
         mode = self.config.mode_or(self.mode)
-        with OneAtATime(context.instance, context.run.run_id, f"coranto_ingest_{name}", context.log.info):
+        with PoolSlot(context.instance, context.run.run_id, f"coranto_ingest_{name}", context.log.info):
             journals = resource_of(context.resources, self.definition.resource_key, JournalResource)
             report = self._ingest(journals, follow=mode is IngestMode.SERVICE)
             state = self.definition.state(journals)
@@ -92,7 +92,7 @@ class IngestStep:
             due, said = monotonic() + self.report_seconds, report.batches
             log.info("Ingesting", rows=report.rows, transactions=said)
             if follow:
-                self._tell(journals, report)
+                self._record_report(journals, report)
 
         return run_ingest(
             journals.client_config(),
@@ -103,7 +103,7 @@ class IngestStep:
             stop=lambda: monotonic() >= end,
         )
 
-    def _tell(self, journals: JournalResource, report: IngestReport) -> None:
+    def _record_report(self, journals: JournalResource, report: IngestReport) -> None:
         """Report a materialisation while a service continues. It continues if that fails."""
         try:
             state = self.definition.state(journals)

@@ -13,7 +13,7 @@ from coranto.client.loop import run_blocking
 from coranto.errors import JournalNotFound
 from coranto.telemetry import progress
 from dagster_coranto.instance.log import DagsterLog
-from dagster_coranto.instance.one_at_a_time import OneAtATime
+from dagster_coranto.instance.pool_slot import PoolSlot
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import resource_of
 from dagster_coranto.translation.metadata import JournalRow, offsets_metadata, table, vector_version
@@ -67,7 +67,7 @@ def build_compaction_asset(
 
         resource = resource_of(context.resources, resource_key, JournalResource)
         config, actual = resource.client_config(), resource.group(group)
-        with OneAtATime(context.instance, context.run.run_id, f"coranto_{name}", context.log.info):
+        with PoolSlot(context.instance, context.run.run_id, f"coranto_{name}", context.log.info):
             manifest = run_blocking(_manifest(config, actual))
             chosen = CompactionOptions(
                 time.time() - older_than.total_seconds(),

@@ -10,7 +10,7 @@ import dagster as dg
 
 from coranto.errors import Fenced
 from coranto.fragments.windows import Window
-from dagster_coranto.instance.one_at_a_time import OneAtATime
+from dagster_coranto.instance.pool_slot import PoolSlot
 
 if TYPE_CHECKING:
     from coranto_consumers.spark.consumer.windows import WindowConsumer, WindowReport
@@ -28,9 +28,9 @@ def pool_of(consumer: str, window: Window) -> str:
     return f"coranto_{consumer}_windows_{window.first % POOLS:02}"
 
 
-def turns_of(context: dg.AssetExecutionContext) -> Callable[[str], OneAtATime]:
+def turns_of(context: dg.AssetExecutionContext) -> Callable[[str], PoolSlot]:
     """Return the function that makes a run's slot in a pool."""
-    return lambda pool: OneAtATime(context.instance, context.run.run_id, pool, context.log.info)
+    return lambda pool: PoolSlot(context.instance, context.run.run_id, pool, context.log.info)
 
 
 def materialize_in_turn(

@@ -13,7 +13,7 @@ import dagster as dg
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class ProjectKeys:
     """Keys of assets and checks that other parts of a project define."""
 
     assets: set[dg.AssetKey] = field(default_factory=set)
@@ -29,31 +29,31 @@ class Elsewhere:
                 self.assets.add(each.key)
 
 
-def defined_elsewhere(context: dg.ComponentLoadContext, left_out: type[dg.Component]) -> Elsewhere:
-    """Return the keys that a component's project defines outside of components of the class `left_out`.
+def keys_of_other_components(context: dg.ComponentLoadContext, excluded: type[dg.Component]) -> ProjectKeys:
+    """Return the keys that a component's project defines outside of components of the class `excluded`.
 
     Dagster caches the definitions that this loads, so each part is loaded once. Returns no keys for a component that is
     loaded without a project (`dg.build_defs_for_component`).
     """
-    found = Elsewhere()
+    found = ProjectKeys()
     tree: Any = context.component_tree
     if not isinstance(tree.defs_module, ModuleType):
         return found
-    for part in _parts(tree.find_root_decl(), left_out):
+    for part in _parts(tree.find_root_decl(), excluded):
         # Dagster 1.12 calls a part's location its path.
         found.add(tree.build_defs_at_path(getattr(part, "loc", None) or part.path))
     return found
 
 
-def _parts(declared: Any, left_out: type[dg.Component]) -> Iterator[Any]:
+def _parts(declared: Any, excluded: type[dg.Component]) -> Iterator[Any]:
     """Yield the largest parts of a project without components of a class."""
-    if issubclass(declared.component_type, left_out):
+    if issubclass(declared.component_type, excluded):
         return
-    if not _has(declared, left_out):
+    if not _has(declared, excluded):
         yield declared
         return
     for child in declared.iterate_child_component_decls():
-        yield from _parts(child, left_out)
+        yield from _parts(child, excluded)
 
 
 def _has(declared: Any, kind: type[dg.Component]) -> bool:

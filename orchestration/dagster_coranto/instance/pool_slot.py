@@ -16,7 +16,7 @@ _POLL_SECONDS: Final = 1.0
 _LOG_SECONDS: Final = 60.0
 
 
-class OneAtATime:
+class PoolSlot:
     """A slot for a step in a Dagster pool: entering waits for a free slot, and leaving releases it.
 
     The pool gets a limit of one, unless it has another limit. So Dagster needs neither a sensor nor configuration, and
@@ -24,7 +24,7 @@ class OneAtATime:
     slot of a run that has ended, was killed or is silent is freed, because it would block all later runs. If a silent
     run works after all, the fence of its consumer keeps the two apart.
 
-    A storage without pools gives every step a slot immediately. `say` is called once a minute while the step waits.
+    A storage without pools gives every step a slot immediately. `log_wait` is called once a minute of waiting.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class OneAtATime:
         instance: dg.DagsterInstance,
         run_id: str,
         pool: str,
-        say: Callable[[str], object],
+        log_wait: Callable[[str], object],
         *,
         wait: Callable[[float], object] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
@@ -42,14 +42,14 @@ class OneAtATime:
         self._run_id = run_id
         self._pool = pool
         self._step = pool  # Differs from the executor's step names, whose slots the executor frees itself.
-        self._say = say
+        self._log_wait = log_wait
         self._wait = wait
         self._monotonic = monotonic
         self._wall = wall
         self._heartbeat = Heartbeat(self._instance, self._run_id)
         self._has_pools = self._instance.event_log_storage.supports_global_concurrency_limits
 
-    def __enter__(self) -> OneAtATime:
+    def __enter__(self) -> PoolSlot:
         self._heartbeat.__enter__()
         try:
             if self._has_pools:
@@ -83,7 +83,7 @@ class OneAtATime:
             holders = self._holders()
             if self._monotonic() >= log_at:
                 runs = ", ".join(sorted(holders)) or "none"
-                self._say(f"Waits for a slot in the pool {self._pool}. Runs with a slot: {runs}.")
+                self._log_wait(f"Waits for a slot in the pool {self._pool}. Runs with a slot: {runs}.")
                 log_at = self._monotonic() + _LOG_SECONDS
             self._wait(_POLL_SECONDS)
             self._limit()
