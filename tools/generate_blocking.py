@@ -47,7 +47,7 @@ FACES: Mapping[str, tuple[FaceSpec, ...]] = {
                 "of": BY_HAND,
                 "prepare": INTERNAL,
                 "read": BY_HAND,
-                "reads_side_by_side": INTERNAL,
+                "prefetch_reads": INTERNAL,
             },
         ),
         FaceSpec("coranto.client.append.appender", "Appender", {"begin": INTERNAL}),

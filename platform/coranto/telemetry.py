@@ -207,16 +207,16 @@ class _Lines:
 
     def advance(self, amount: int = 1) -> None:
         self._done += amount
-        self._say()
+        self._write_line()
 
     def note(self, text: str) -> None:
         self._note = text
-        self._say()
+        self._write_line()
 
     def expect(self, total: int) -> None:
         self._total = total
 
-    def _say(self) -> None:
+    def _write_line(self) -> None:
         now = self._monotonic()
         if now - self._said < _PLAIN_SECONDS:
             return

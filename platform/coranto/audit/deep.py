@@ -221,7 +221,7 @@ async def _digest(client: JournalClient, present: Present, fragment: KnownFragme
     return hashlib.sha1(content, usedforsecurity=False).hexdigest()
 
 
-async def replaced_meanwhile(
+async def fragments_with_new_content(
     client: JournalClient, present: Present, record: JournalRecord | None
 ) -> list[tuple[KnownFragment, str]]:
     """Return fragments that only brokers had at the last audit, and that have other content now, with its SHA-1.

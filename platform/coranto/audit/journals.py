@@ -203,7 +203,7 @@ class JournalsCheck:
                 present,
                 verified=stored.verified.get(present.journal, {}),
                 bad=stored.bad.get(present.journal, {}),
-                twice=await deep.replaced_meanwhile(self._client, present, records.get(present.journal)),
+                twice=await deep.fragments_with_new_content(self._client, present, records.get(present.journal)),
             )
             for present in journals
         ]

@@ -38,7 +38,7 @@ def judge(present: Present, before: JournalRecord | None, *, fresh: bool = False
     found.identity()
     found.content(fresh=fresh)
     found.heads()
-    objects.tell_misnamed(found)
+    objects.report_misnamed(found)
     judged = Judged([*found.findings, *health_of(present)], found.facts())
     judged.record = found.record() if present.complete else None
     since = dict(before.since) if before is not None and not fresh else {}
@@ -108,17 +108,17 @@ class _Judgement(ComparedJournal):
         # A gap that was accepted, and then filled, is not accepted a second time.
         self.gaps = [piece for begin, end in gaps for piece in uncovered(spans, begin, end)]
         self.lost = [piece for begin, end in self.lost for piece in uncovered(list(self.gaps), begin, end)]
-        self._tell_lost(expected)
+        self._report_lost(expected)
         if self._is_pruned:
             # Its consumer removes content that it no longer needs, anywhere in the log. So this is reported once, and
             # then accepted.
             self.gaps, self.lost, self.missed = merged([*self.gaps, *self.lost]), [], []
         elif self.before is None and not fresh and expected.first == beginning > first_offset(self.spec):
             self._unexplained(beginning, keeps=not expected.retention_seconds, stored=bool(stored_spans))
-        objects.tell_missing(self, spans)
+        objects.report_missing(self, spans)
         if not self.present.unlisted:
-            objects.tell_unstored(self, stored_spans)
-        objects.tell_replaced(self)
+            objects.report_unstored(self, stored_spans)
+        objects.report_replaced(self)
 
     @property
     def _is_pruned(self) -> bool:
@@ -147,7 +147,7 @@ class _Judgement(ComparedJournal):
             retention = 0.0
         return Expected(before.first, self.head, [*before.fragments, *index], before.at, retention)
 
-    def _tell_lost(self, expected: Expected) -> None:
+    def _report_lost(self, expected: Expected) -> None:
         if not self.lost:
             return
         size = sum(end - begin for begin, end in self.lost)

@@ -26,7 +26,7 @@ KEPT_FILES: Final = 8
 """The number of files that are read and kept. Without a witness, no more audits than that may overlap in time."""
 _KEPT_ANNOUNCED: Final = 32
 """The number of announced files that are kept although they were not confirmed. Older ones are of audits that died."""
-_LOOKS: Final = 5
+_MAX_READS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class StoreMemory:
     async def load(self) -> Remembered:
         """Return all records. Raises StoreError, the client's errors, and InvalidInput if files are signed and there
         are no keys."""
-        for look in range(_LOOKS):
+        for attempt in range(_MAX_READS):
             # Files are listed before the statement is read, so that each one that is listed was announced.
             names = await self._names()
             statement = await self._statement()
@@ -85,7 +85,7 @@ class StoreMemory:
                 return await self._unwitnessed(names)
             found = await self._witnessed(names, statement)
             # Files go once the statement no longer has them.
-            if not found.broken or look == _LOOKS - 1 or await self._statement() == statement:
+            if not found.broken or attempt == _MAX_READS - 1 or await self._statement() == statement:
                 break
         return found
 
@@ -172,7 +172,7 @@ class StoreMemory:
     async def save(
         self, records: Mapping[str, JournalRecord], at: float, *, forget: Iterable[str] = (), accept: bool = False
     ) -> None:
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_READS):
             if await self._try_save(records, at, set(forget), accept):
                 return
         raise CorruptData(f"other audits write to {self._store.url}{FOLDER} all the time; audit again")

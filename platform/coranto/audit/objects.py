@@ -13,7 +13,7 @@ from coranto.fragments.fragment import Fragment
 _SHOWN = 5
 
 
-def tell_missing(journal: ComparedJournal, spans: Spans) -> None:
+def report_missing(journal: ComparedJournal, spans: Spans) -> None:
     """Report fragments that the index names and their stores lack, unless retention has just removed them."""
     there = merged(spans)
     for each in journal.present.gone:
@@ -29,7 +29,7 @@ def tell_missing(journal: ComparedJournal, spans: Spans) -> None:
         )
 
 
-def tell_unstored(journal: ComparedJournal, stored: Spans) -> None:
+def report_unstored(journal: ComparedJournal, stored: Spans) -> None:
     """Report fragments that a store had, and whose content only brokers have now."""
     keys, there = {known(each).key for each in journal.sound.stored}, merged(stored)
     live = [(each.begin, each.end) for each in journal.present.live]
@@ -48,7 +48,7 @@ def tell_unstored(journal: ComparedJournal, stored: Spans) -> None:
             )
 
 
-def tell_replaced(journal: ComparedJournal) -> None:
+def report_replaced(journal: ComparedJournal) -> None:
     """Report objects of the same offsets with different SHA-1s: at most one of them is the journal's content."""
     sums: dict[tuple[int, int], set[str]] = defaultdict(set)
     for each in journal.sound.stored:
@@ -90,7 +90,7 @@ def tell_replaced(journal: ComparedJournal) -> None:
         )
 
 
-def tell_misnamed(journal: ComparedJournal) -> None:
+def report_misnamed(journal: ComparedJournal) -> None:
     """Report files whose names are wrong, and fragments that the brokers' index does not cover."""
     for each in journal.sound.implausible:
         journal.find(

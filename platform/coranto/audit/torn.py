@@ -20,7 +20,7 @@ from coranto.wire import protocol_pb2 as pb
 
 _IN_PLACE_BYTES: Final = 1 << 20
 """Content up to this length is looked at without a thread."""
-_TOLD: Final = 10
+_MAX_OFFSETS: Final = 10
 """The most offsets that a finding names."""
 
 
@@ -35,7 +35,7 @@ class Torn:
 
     def add(self, offset: int) -> None:
         self.count += 1
-        if len(self.offsets) < _TOLD:
+        if len(self.offsets) < _MAX_OFFSETS:
             self.offsets.append(offset)
 
     def finding(self) -> Finding:
@@ -90,15 +90,15 @@ class TornSearch:
 async def search(spec: pb.JournalSpec, begin: int, content: bytes, torn: Torn) -> None:
     """Look at the whole content of a fragment that begins at `begin`."""
 
-    def look() -> None:
+    def examine() -> None:
         found = TornSearch(spec, begin, torn)
         found.feed(content)
         found.finish()
 
     if len(content) <= _IN_PLACE_BYTES:
-        look()
+        examine()
     else:
-        await asyncio.to_thread(look)
+        await asyncio.to_thread(examine)
 
 
 class _Opaque:

@@ -79,7 +79,7 @@ def _member(endpoint: str, tls: ClientTls | None) -> list[Examination]:
         alarms = _alarms(endpoint, tls)
         if unhealthy and not alarms:
             return [*results, problem("etcd's health", unhealthy, _LEADERLESS)]
-        results += [*alarms, _room(endpoint, tls), _compaction(endpoint, tls), _clock(endpoint, tls)]
+        results += [*alarms, _examine_free_space(endpoint, tls), _compaction(endpoint, tls), _clock(endpoint, tls)]
     except (OSError, ValueError, KeyError) as error:
         if unhealthy:
             return [*results, problem("etcd's health", f"{unhealthy}; {error}", _LEADERLESS)]
@@ -123,7 +123,7 @@ def _alarms(endpoint: str, tls: ClientTls | None) -> list[Examination]:
     return [problem("etcd's alarms", f"{each} is active", _ADVICE.get(each, "see etcd's log")) for each in kinds]
 
 
-def _room(endpoint: str, tls: ClientTls | None) -> Examination:
+def _examine_free_space(endpoint: str, tls: ClientTls | None) -> Examination:
     size = int(str(_ask(endpoint, tls, "/v3/maintenance/status", {}).get("dbSize", 0)))
     if size > _FULL * _QUOTA:
         advice = "compact and defragment etcd, or raise --quota-backend-bytes: at its quota etcd accepts no change"

@@ -99,12 +99,12 @@ def java(*, needed: bool) -> Examination:
         found = f"JAVA_HOME is {home}, and there is no bin/java in it" if home else "not installed"
         return problem("Java", found, _INSTALL_JAVA) if needed else absent("Java", f"{found}; only Spark needs it")
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             [program, "-version"], capture_output=True, text=True, errors="replace", check=False, timeout=_JAVA_SECONDS
         ).stderr
     except (OSError, subprocess.TimeoutExpired) as error:
         return problem("Java", f"{program} does not run: {error}", _INSTALL_JAVA)
-    numbers = re.search(r'version "(?:1\.)?(\d{1,9})', told)
+    numbers = re.search(r'version "(?:1\.)?(\d{1,9})', output)
     if numbers is None:
         return problem("Java", f"{program} tells no version", _INSTALL_JAVA)
     found = f"Java {numbers[1]} at {program}"
@@ -135,9 +135,9 @@ def data_directory(path: Path) -> Examination:
     try:
         probe.write_bytes(b"x")
         probe.unlink()
-        room = shutil.disk_usage(path).free
+        available = shutil.disk_usage(path).free
     except OSError as error:
         return problem(subject, error.strerror or str(error), "make the folder, and let the broker's user write to it")
-    if room < 1 << 30:
-        return warning(subject, f"{room >> 20} MiB are free", "free space: content waits here until it is stored")
-    return good(subject, f"can be written; {room >> 30} GiB are free")
+    if available < 1 << 30:
+        return warning(subject, f"{available >> 20} MiB are free", "free space: content waits here until it is stored")
+    return good(subject, f"can be written; {available >> 30} GiB are free")

@@ -10,7 +10,7 @@ class Condition(enum.StrEnum):
     """A judgement of one thing."""
 
     OK = "ok"
-    NOT_LOOKED_AT = "not looked at"
+    NOT_EXAMINED = "not looked at"
     """There is nothing to look at: not installed, or not named."""
     WARNING = "warning"
     """It works now, and harms later or in some uses."""
@@ -35,7 +35,7 @@ def good(subject: str, found: str) -> Examination:
 
 def absent(subject: str, found: str, advice: str = "") -> Examination:
     """Return the result for a thing that there was no occasion to look at."""
-    return Examination(subject, Condition.NOT_LOOKED_AT, found, advice)
+    return Examination(subject, Condition.NOT_EXAMINED, found, advice)
 
 
 def warning(subject: str, found: str, advice: str) -> Examination:

@@ -38,21 +38,21 @@ class Sink:
     async def flush(self) -> None:
         """Write all buffered content. Raises OSError; a cancelled call may have written a part."""
         while self._gathered:
-            await self._room()
+            await self._wait_writable()
             written = os.write(self._descriptor, self._gathered[: _PIPE_BYTES if self._may_block else None])
             del self._gathered[:written]
 
-    async def _room(self) -> None:
+    async def _wait_writable(self) -> None:
         if not self._may_block:
             return
-        loop, room = asyncio.get_running_loop(), asyncio.Event()
+        loop, writable = asyncio.get_running_loop(), asyncio.Event()
         try:
-            loop.add_writer(self._descriptor, room.set)
+            loop.add_writer(self._descriptor, writable.set)
         except PermissionError:  # Files and /dev/null do not support waiting, and need none.
             self._may_block = False
             return
         try:
-            await room.wait()
+            await writable.wait()
         finally:
             loop.remove_writer(self._descriptor)
 

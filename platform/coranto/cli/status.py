@@ -21,7 +21,7 @@ from coranto.errors import ClusterError
 
 if TYPE_CHECKING:
     from coranto.checkup.status.gathering import StatusGatherer, StatusTarget
-    from coranto.checkup.status.values import ClusterSnapshot, Look, StatusChange
+    from coranto.checkup.status.values import ClusterSnapshot, StatusChange, StatusReport
 
 _KEPT_CHANGES: Final = 100
 
@@ -66,9 +66,9 @@ def status(
 
     sections, failures = load_sections()
     gatherer = StatusGatherer(_target(endpoint, etcd, consumers, timeout), sections, failures)
-    looks = _Looks(gatherer)
-    looked = _watch(looks, interval, count, output) if watch else _once(looks, output)
-    if not looked.is_healthy:
+    reader = _StatusReader(gatherer)
+    last_report = _watch(reader, interval, count, output) if watch else _report_once(reader, output)
+    if not last_report.is_healthy:
         raise typer.Exit(1)
 
 
@@ -90,7 +90,7 @@ def _target(endpoint: str | None, etcd: str | None, consumers: list[str], timeou
     return StatusTarget(config, endpoints, where, etcd_tls(os.environ), prefix, consumers, timeout)
 
 
-class _Looks:
+class _StatusReader:
     """Looks at a cluster, and their differences. The first one is compared with the last status of this user."""
 
     def __init__(self, gatherer: StatusGatherer) -> None:
@@ -98,12 +98,12 @@ class _Looks:
         self._before: ClusterSnapshot | None = None
         self._changes: deque[StatusChange] = deque(maxlen=_KEPT_CHANGES)
 
-    def take(self) -> Look:
+    def take(self) -> StatusReport:
         from coranto.checkup.status import memory
         from coranto.checkup.status.changes import changes_between
 
-        look = shared_loop().run(self._gatherer.look())
-        now = look.snapshot
+        report = shared_loop().run(self._gatherer.report())
+        now = report.snapshot
         if now is not None:
             path = memory.memory_file(now.cluster)
             before = self._before or memory.load(path)
@@ -113,63 +113,63 @@ class _Looks:
                 memory.save(path, now)
             except OSError as error:
                 note(f"the next status cannot show changes: {path}: {error.strerror or error}")
-            look = dataclasses.replace(look, compared_with=before.at if before is not None else None)
+            report = dataclasses.replace(report, compared_with=before.at if before is not None else None)
             self._before = now
-        return dataclasses.replace(look, changes=tuple(self._changes))
+        return dataclasses.replace(report, changes=tuple(self._changes))
 
 
-def _once(looks: _Looks, output: Output) -> Look:
-    look = looks.take()
+def _report_once(reader: _StatusReader, output: Output) -> StatusReport:
+    report = reader.take()
     console = Console()
     if output is Output.JSON:
-        typer.echo(json.dumps(document(look), indent=2))
+        typer.echo(json.dumps(document(report), indent=2))
     elif console.is_terminal:
-        console.print(screen(look))
+        console.print(screen(report))
     else:
-        for line in plain_lines(look):
+        for line in plain_lines(report):
             typer.echo(line)
-    return look
+    return report
 
 
-def _watch(looks: _Looks, interval: float, count: int | None, output: Output) -> Look:
+def _watch(reader: _StatusReader, interval: float, count: int | None, output: Output) -> StatusReport:
     console = Console()
     if output is Output.TABLE and console.is_terminal:
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            look = looks.take()
+            report = reader.take()
             done = 1
-            live.update(screen(look, console.height), refresh=True)
+            live.update(screen(report, console.height), refresh=True)
             while count is None or done < count:
                 time.sleep(interval)
-                look = looks.take()
+                report = reader.take()
                 done += 1
-                live.update(screen(look, console.height), refresh=True)
-        return look
+                live.update(screen(report, console.height), refresh=True)
+        return report
     done, last = 0, 0.0
     while True:
-        look = looks.take()
+        report = reader.take()
         if output is Output.JSON:
-            typer.echo(json.dumps(document(look)))
+            typer.echo(json.dumps(document(report)))
         elif not done:
-            for line in plain_lines(look):
+            for line in plain_lines(report):
                 typer.echo(line)
         else:
-            typer.echo(summary(look))
-            for change in look.changes:
+            typer.echo(summary(report))
+            for change in report.changes:
                 if change.at > last:
                     typer.echo(f"  {printable(change.text)}")
-        done, last = done + 1, look.at
+        done, last = done + 1, report.at
         if count is not None and done >= count:
-            return look
+            return report
         time.sleep(interval)
 
 
-def document(look: Look) -> dict[str, Any]:
-    """Return a look as a JSON document. Of its snapshot, it has the cluster's id and revision."""
-    snapshot = look.snapshot
-    found = dataclasses.asdict(dataclasses.replace(look, snapshot=None))
+def document(report: StatusReport) -> dict[str, Any]:
+    """Return a report as a JSON document. Of its snapshot, it has the cluster's id and revision."""
+    snapshot = report.snapshot
+    found = dataclasses.asdict(dataclasses.replace(report, snapshot=None))
     del found["snapshot"]
     return {
-        "healthy": look.is_healthy,
+        "healthy": report.is_healthy,
         "cluster": snapshot.cluster if snapshot is not None else None,
         "revision": snapshot.revision if snapshot is not None else None,
         **found,

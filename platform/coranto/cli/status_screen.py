@@ -15,7 +15,7 @@ from coranto.cli.output import printable
 from coranto.telemetry import amount
 
 if TYPE_CHECKING:
-    from coranto.checkup.status.values import ConsumerState, Look, StatusChange
+    from coranto.checkup.status.values import ConsumerState, StatusChange, StatusReport
 
 _FIXED_LINES: Final = 16
 """The lines of a screen that do not depend on the numbers of problems, consumers and changes."""
@@ -32,24 +32,24 @@ class _Part:
     rows: Sequence[Sequence[str]] = ()
 
 
-def summary(look: Look) -> str:
+def summary(report: StatusReport) -> str:
     """Return the line that answers whether the cluster is healthy."""
     from coranto.checkup import Condition
 
-    problems, warnings = len(look.of(Condition.PROBLEM)), len(look.of(Condition.WARNING))
-    word = "healthy" if look.is_healthy else "UNHEALTHY"
-    cluster = f"cluster {look.snapshot.cluster}" if look.snapshot is not None else "cluster unknown"
+    problems, warnings = len(report.of(Condition.PROBLEM)), len(report.of(Condition.WARNING))
+    word = "healthy" if report.is_healthy else "UNHEALTHY"
+    cluster = f"cluster {report.snapshot.cluster}" if report.snapshot is not None else "cluster unknown"
     return (
-        f"{word}: {_count(problems, 'problem')}, {_count(warnings, 'warning')}; {_count(look.journals, 'journal')}; "
-        f"{cluster}; {_time(look.at)}, took {look.seconds:.1f} s"
+        f"{word}: {_count(problems, 'problem')}, {_count(warnings, 'warning')}; {_count(report.journals, 'journal')}; "
+        f"{cluster}; {_time(report.at)}, took {report.seconds:.1f} s"
     )
 
 
-def screen(look: Look, height: int = 0) -> RenderableType:
+def screen(report: StatusReport, height: int = 0) -> RenderableType:
     """Return the screen for a terminal of `height` lines; with 0, its length is not limited by the terminal."""
-    style = "bold green" if look.is_healthy else "bold red"
-    shown: list[RenderableType] = [Text(printable(summary(look)), style)]
-    for part in _parts(look, max(3, (height - _FIXED_LINES) // 4) if height else 20):
+    style = "bold green" if report.is_healthy else "bold red"
+    shown: list[RenderableType] = [Text(printable(summary(report)), style)]
+    for part in _parts(report, max(3, (height - _FIXED_LINES) // 4) if height else 20):
         shown.append(Text(f"\n{part.title}", "bold"))
         if part.rows:
             shown.append(_lines(part.rows) if height else _table(part.rows))
@@ -81,26 +81,26 @@ def _lines(rows: Sequence[Sequence[str]]) -> Group:
     return Group(*shown)
 
 
-def plain_lines(look: Look) -> Iterator[str]:
+def plain_lines(report: StatusReport) -> Iterator[str]:
     """Yield the screen as lines without any control character."""
-    yield printable(summary(look))
-    for part in _parts(look, 100):
+    yield printable(summary(report))
+    for part in _parts(report, 100):
         yield ""
         yield part.title
         for row in part.rows:
             yield "  " + "  ".join(printable(cell) for cell in row if cell)
 
 
-def _parts(look: Look, most: int) -> Iterator[_Part]:
+def _parts(report: StatusReport, most: int) -> Iterator[_Part]:
     from coranto.checkup import Condition
 
-    bad = [*look.of(Condition.PROBLEM), *look.of(Condition.WARNING)]
+    bad = [*report.of(Condition.PROBLEM), *report.of(Condition.WARNING)]
     rows = [(each.condition.value, each.subject, f"{each.found.rstrip('.')}. To do: {each.advice}") for each in bad]
     yield _Part("UNHEALTHY" if rows else "UNHEALTHY: none", _limited(rows, most))
-    behind = [_consumer(each) for each in look.consumers]
+    behind = [_consumer(each) for each in report.consumers]
     yield _Part("BEHIND" if behind else "BEHIND: no consumer is known", _limited(behind, most))
-    yield _changed(look, most)
-    yield _Part("CLUSTER", list(_cluster(look)))
+    yield _changed(report, most)
+    yield _Part("CLUSTER", list(_cluster(report)))
 
 
 def _count(number: int, noun: str) -> str:
@@ -121,29 +121,29 @@ def _consumer(state: ConsumerState) -> tuple[str, ...]:
     return behind, state.name, _count(state.journals, "journal"), where, state.problem, state.home
 
 
-def _changed(look: Look, most: int) -> _Part:
-    if look.changes:
-        return _Part("CHANGED", _limited([_change(each) for each in look.changes], most))
-    if look.snapshot is None:
+def _changed(report: StatusReport, most: int) -> _Part:
+    if report.changes:
+        return _Part("CHANGED", _limited([_change(each) for each in report.changes], most))
+    if report.snapshot is None:
         return _Part("CHANGED: unknown, because no broker lists the journals")
-    if look.compared_with is None:
+    if report.compared_with is None:
         return _Part("CHANGED: this is the first status of this user, so there is nothing to compare with")
-    return _Part(f"CHANGED: nothing since {_time(look.compared_with)}")
+    return _Part(f"CHANGED: nothing since {_time(report.compared_with)}")
 
 
 def _change(change: StatusChange) -> tuple[str, str]:
     return f"{_time(change.since)} to {_clock(change.at)}", change.text
 
 
-def _cluster(look: Look) -> Iterator[tuple[str, str]]:
+def _cluster(report: StatusReport) -> Iterator[tuple[str, str]]:
     from coranto.checkup import Condition
 
-    answering = [each for each in look.brokers if not each.problem]
+    answering = [each for each in report.brokers if not each.problem]
     differences = [abs(each.clock_difference) for each in answering if each.clock_difference is not None]
     clocks = f", clocks within {max(differences):.1f} s of this machine's" if differences else ""
-    yield "brokers", f"{len(answering)} of {len(look.brokers)} answer{clocks}"
-    yield "journals", f"{look.journals:,}, {look.suspended:,} of them suspended"
-    good = look.of(Condition.OK)
+    yield "brokers", f"{len(answering)} of {len(report.brokers)} answer{clocks}"
+    yield "journals", f"{report.journals:,}, {report.suspended:,} of them suspended"
+    good = report.of(Condition.OK)
     versions = [each.found for each in good if each.subject == "versions"]
     if versions:
         yield "versions", versions[0]
@@ -153,9 +153,9 @@ def _cluster(look: Look) -> Iterator[tuple[str, str]]:
     stores = [each for each in good if each.subject.startswith("store ")]
     if stores:
         yield "stores", f"{len(stores)} healthy"
-    for audit in look.audits:
+    for audit in report.audits:
         yield "last audit", f"{_time(audit.at) if audit.at is not None else 'none'} in {audit.store}"
-    for each in look.of(Condition.NOT_LOOKED_AT):
+    for each in report.of(Condition.NOT_EXAMINED):
         yield "unknown", f"{each.subject}: {each.found}. {each.advice}"
 
 

@@ -25,11 +25,11 @@ from coranto.client.heads import Heads
 from coranto.client.kept_content import KeptContent
 from coranto.client.moments import Moment
 from coranto.client.notes import Note
+from coranto.client.range_prefetch import BoundedFetches, JournalRange, ReadOf
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
 from coranto.client.responses import check_answer, check_well_formed
 from coranto.client.retry import Retry, wait_or_raise
 from coranto.client.routes import KnownRoute
-from coranto.client.side_by_side import BoundedFetches, JournalRange, ReadOf
 from coranto.client.values import (
     AppendConditions,
     AppendResult,
@@ -455,7 +455,7 @@ class JournalClient:
         async for chunk in reader.read():
             yield chunk
 
-    def reads_side_by_side(self, *, block: bool, fail_on_jump: bool) -> ReadOf:
+    def prefetch_reads(self, *, block: bool, fail_on_jump: bool) -> ReadOf:
         """Return a function that reads small ranges like `read`, for many concurrent reads.
 
         Their concurrent fetches from fragment stores are bounded.

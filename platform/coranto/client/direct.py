@@ -74,7 +74,7 @@ class DirectReader:
     def _unkept(self, fragment: Fragment, url: str) -> bytearray | mmap.mmap:
         data = self._file(fragment, url)
         check_plausible(fragment.codec, len(data), fragment.length)
-        content = _room(fragment.length)
+        content = _allocate(fragment.length)
         _unpack(fragment, url, data, content)
         return content
 
@@ -142,7 +142,7 @@ def _kind(error: Exception) -> str:
     return type(error).__name__
 
 
-def _room(length: int) -> bytearray | mmap.mmap:
+def _allocate(length: int) -> bytearray | mmap.mmap:
     """Return a buffer for content, on disk if it is large."""
     if length <= _IN_MEMORY_BYTES:
         return bytearray(length)

@@ -26,11 +26,11 @@ _PARTIAL: Final = ".partial"
 _LOCK: Final = ".lock"
 _IN_MEMORY_BYTES: Final = 64 << 20
 """Content up to this length is decompressed in memory."""
-_ROOM: Final = "room"
+_SPACE_LOCK: Final = "room"
 """The file whose lock is held while making room."""
 _MIN_FREE: Final = 0.1
-"""The part of the disk that stays free, up to `_MAX_LEFT`."""
-_MAX_LEFT: Final = 4 << 30
+"""The part of the disk that stays free, up to `_MAX_FREE`."""
+_MAX_FREE: Final = 4 << 30
 
 _log = structlog.get_logger(__name__)
 
@@ -78,12 +78,12 @@ class DiskCache:
 
     def _reserve(self, partial: Path, length: int) -> bool:
         """Make a file of `length` bytes. Return False if there is no room for it."""
-        with (self.folder / _ROOM).open("ab") as lock:
+        with (self.folder / _SPACE_LOCK).open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # Later holders count this file.
             partial.unlink(missing_ok=True)
-            return self._make_room(length) and _allocated(partial, length)
+            return self._evict(length) and _allocated(partial, length)
 
-    def _make_room(self, length: int) -> bool:
+    def _evict(self, length: int) -> bool:
         """Remove content until `length` more bytes fit. Return False if they cannot fit."""
         if length > self.max_bytes:
             return False
@@ -92,7 +92,7 @@ class DiskCache:
         total = written + sum(size for _, size, _ in kept)
         usage = shutil.disk_usage(self.folder)
         # Not of the total, because file systems reserve a part.
-        left = min(int((usage.used + usage.free) * _MIN_FREE), _MAX_LEFT)
+        left = min(int((usage.used + usage.free) * _MIN_FREE), _MAX_FREE)
         spare = min(self.max_bytes - total, usage.free - left)
         for _, size, path in kept:
             if spare >= length:

@@ -51,7 +51,7 @@ class BoundedCalls(CallQueue):
     def __init__(self, capacity: int) -> None:
         super().__init__()
         self._capacity = capacity
-        self._room = threading.Condition()
+        self._has_capacity = threading.Condition()
         self._pending = 0
 
     def submit(self, call: Callable[[], asyncio.Future[T]], weight: int = 1) -> concurrent.futures.Future[T]:
@@ -61,9 +61,9 @@ class BoundedCalls(CallQueue):
         """
         given: concurrent.futures.Future[T] = concurrent.futures.Future()
         given.set_running_or_notify_cancel()
-        with self._room:
+        with self._has_capacity:
             while self._pending and self._pending + weight > self._capacity:
-                self._room.wait()
+                self._has_capacity.wait()
             self._pending += weight
         self.put(functools.partial(self._begin, call, weight, given))
         return given
@@ -72,17 +72,17 @@ class BoundedCalls(CallQueue):
         try:
             call().add_done_callback(functools.partial(self._resolve, weight, given))
         except BaseException as error:  # noqa: BLE001 - the future raises it
-            self._make_room(weight)
+            self._evict(weight)
             given.set_exception(error)
 
     def _resolve(self, weight: int, given: concurrent.futures.Future[T], done: asyncio.Future[T]) -> None:
-        self._make_room(weight)
+        self._evict(weight)
         settle(given, done)
 
-    def _make_room(self, weight: int) -> None:
-        with self._room:
+    def _evict(self, weight: int) -> None:
+        with self._has_capacity:
             self._pending -= weight
-            self._room.notify_all()
+            self._has_capacity.notify_all()
 
 
 def settle(future: concurrent.futures.Future[T], done: asyncio.Future[T]) -> None:
@@ -126,8 +126,8 @@ class ReadAhead:
         self._bytes = 0
         self._error: BaseException | None = None
         self._ended = False
-        self._room = asyncio.Event()
-        self._waits_for_room = False
+        self._has_capacity = asyncio.Event()
+        self._waits_for_capacity = False
 
     async def fill(self, chunks: AsyncGenerator[Chunk]) -> None:
         """Put all chunks, waiting for room. `take` raises the error that ends them."""
@@ -151,10 +151,10 @@ class ReadAhead:
             self._chunks.append(chunk)
             self._bytes += len(chunk.content)
             self._ready.notify()
-            full = self._waits_for_room = self._bytes >= READ_AHEAD_BYTES
-            self._room.clear()
+            full = self._waits_for_capacity = self._bytes >= READ_AHEAD_BYTES
+            self._has_capacity.clear()
         if full:
-            await self._room.wait()
+            await self._has_capacity.wait()
 
     def take(self, timeout: float | None) -> deque[Chunk]:
         """Return all buffered chunks, after waiting for the first. Returns none at the end.
@@ -165,9 +165,9 @@ class ReadAhead:
             if not self._ready.wait_for(lambda: self._chunks or self._ended, timeout):
                 raise TimeoutError
             taken, self._chunks, self._bytes = self._chunks, deque(), 0
-            if self._waits_for_room:
-                self._waits_for_room = False
-                self._loop.call_soon_threadsafe(self._room.set)
+            if self._waits_for_capacity:
+                self._waits_for_capacity = False
+                self._loop.call_soon_threadsafe(self._has_capacity.set)
             if not taken and self._error is not None:
                 raise self._error
             return taken

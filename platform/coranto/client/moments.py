@@ -40,8 +40,8 @@ _ADVICE: Final = (
     "The offset belongs to the content of the earlier journal, which is gone: give offsets of the current one. If it "
     "has the same content up to there, such as recovered content, give the offset as a number, without journal_id."
 )
-_AT_ONCE: Final = 16
-_NAMES_AT_ONCE: Final = 4096
+_CONCURRENCY: Final = 16
+_NAMES_PER_CALL: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ async def moment_at(client: JournalClient, journals: Sequence[JournalInfo], at: 
     the content of that time, so that its end is unknown.
     """
     require_past(at, "time")
-    limit = asyncio.Semaphore(_AT_ONCE)
+    limit = asyncio.Semaphore(_CONCURRENCY)
 
     async def one(info: JournalInfo) -> int:
         async with limit:
@@ -176,5 +176,5 @@ def _require_id(head: JournalHead, offset: int) -> None:
 
 
 def _batches(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(names), _NAMES_AT_ONCE):
-        yield names[start : start + _NAMES_AT_ONCE]
+    for start in range(0, len(names), _NAMES_PER_CALL):
+        yield names[start : start + _NAMES_PER_CALL]

@@ -162,7 +162,7 @@ class Reader:
         if isinstance(failure, OffsetNotYetAvailable) and self._progress.offset > self._progress.write_head:
             raise failure
         if isinstance(failure, OffsetNotYetAvailable):
-            await self._look_at_gap()
+            await self._examine_gap()
         now = self._clock.monotonic()
         delay = self._retry.failed(now)
         if delay is None:
@@ -177,7 +177,7 @@ class Reader:
         _log.debug("reader.waiting", journal=self._progress.journal, failure=str(failure), seconds=delay)
         await self._clock.sleep(delay)
 
-    async def _look_at_gap(self) -> None:
+    async def _examine_gap(self) -> None:
         """Raise ContentGone if content is missing for the second time, and brokers confirm the gap."""
         journal, offset = self._progress.journal, self._progress.offset
         again, self._missing = self._missing == offset, offset

@@ -25,7 +25,7 @@ from coranto.client.disk_cache import DiskCache
 from coranto.client.generated.faces import AppenderFace, AppendServiceFace, JournalClientFace
 from coranto.client.handover import BoundedCalls, QueuedFace, read_ahead, settle
 from coranto.client.loop import Blocking, run_blocking, shared_loop
-from coranto.client.side_by_side import JournalRange, SideBySide, read_in_turn
+from coranto.client.range_prefetch import JournalRange, RangePrefetch, read_in_turn
 from coranto.client.values import AppendResult, Chunk, Suspend
 from coranto.errors import AppendOutcomeUnknown, Unavailable
 from coranto.security.tls import ClientTls
@@ -178,8 +178,8 @@ class SyncJournalClient(JournalClientFace, Blocking):
         turn, and ends the iterator. Close it to leave it early.
         """
         loop = shared_loop()
-        read = self._inner.reads_side_by_side(block=block, fail_on_jump=fail_on_jump)
-        reads = SideBySide(loop, ranges, read, timeout=self.timeout)
+        read = self._inner.prefetch_reads(block=block, fail_on_jump=fail_on_jump)
+        reads = RangePrefetch(loop, ranges, read, timeout=self.timeout)
         return read_in_turn(reads, loop, len(ranges))
 
     def append_service(

@@ -37,8 +37,8 @@ DEFAULT_PREFIX = "/gazette/cluster"
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 25.0
 _TICK_SECONDS = 0.1
-_NURSE_INTERVAL_SECONDS = 0.5
-_NURSE_SECONDS = 60.0
+_KEEP_LEASES_INTERVAL_SECONDS = 0.5
+_MAX_STARTUP_SECONDS = 60.0
 
 
 class EmbeddedCluster:
@@ -108,7 +108,7 @@ class EmbeddedCluster:
         self._closing = threading.Event()
         self._started = False
         self._failure: ClusterError | None = None
-        self._nursed_at = 0.0
+        self._leases_kept_at = 0.0
 
     def __enter__(self) -> EmbeddedCluster:
         self.start()
@@ -279,24 +279,24 @@ class EmbeddedCluster:
         self.file_root.mkdir(parents=True, exist_ok=True)
         if self._external_etcd:
             self._prefix = self._prefix or f"/coranto/{self._own_name()}"
-            self._say(f"waiting for etcd at {self._external_etcd}")
+            self._report(f"waiting for etcd at {self._external_etcd}")
             self._await_external_etcd()
         else:
-            self._say("starting etcd")
+            self._report("starting etcd")
             self._etcd.start(preferred_port=port_of(earlier[0].etcd) if earlier else 0, cancelled=self._closing.is_set)
         for broker, port in zip(self._brokers, ports, strict=False):
             broker.port = port
         for broker in self._brokers:
             self._spawn(broker)
         for broker in self._brokers:
-            self._say(f"starting {broker.id}")
+            self._report(f"starting {broker.id}")
             self._await(broker)
         self._started = True
         self._publish()
         _log.info("cluster.ready", data_dir=str(self.data_dir), etcd=self._etcd_endpoint, brokers=len(self._brokers))
 
     def _stop_everything(self) -> None:
-        self._say("stopping")
+        self._report("stopping")
         if self._started:
             cluster_info.save(self.info, running=False)
         stop_all([b.process for b in self._brokers if b.process is not None], self._stop_seconds)
@@ -312,7 +312,7 @@ class EmbeddedCluster:
         broker.port = free_port(broker.port, taken=others)
         broker.data_dir.mkdir(parents=True, exist_ok=True)
         broker.expect()
-        self._nurse(broker)
+        self._keep_lease(broker)
         command = [
             *(sys.executable, "-P", "-m", "coranto_broker", "serve"),
             *("--etcd", self._etcd_endpoint),
@@ -338,7 +338,7 @@ class EmbeddedCluster:
         assert broker.process is not None
 
         def ready() -> bool:
-            self._nurse_sometimes()
+            self._keep_leases()
             return broker.alive and serves(broker.endpoint)
 
         await_ready(broker.process, ready, timeout_seconds=_READY_SECONDS, cancelled=self._closing.is_set)
@@ -352,7 +352,7 @@ class EmbeddedCluster:
             for broker in self._brokers:
                 if broker.wanted:
                     self._watch_broker(broker, now)
-            self._nurse_sometimes()
+            self._keep_leases()
         except (ClusterError, OSError) as error:
             if not self._closing.is_set():
                 _log.warning("cluster.failed", error=str(error))
@@ -378,17 +378,17 @@ class EmbeddedCluster:
             self._spawn(broker)
             self._publish()
 
-    def _nurse_sometimes(self) -> None:
+    def _keep_leases(self) -> None:
         now = time.monotonic()
-        if now - self._nursed_at < _NURSE_INTERVAL_SECONDS:
+        if now - self._leases_kept_at < _KEEP_LEASES_INTERVAL_SECONDS:
             return
-        self._nursed_at = now
+        self._leases_kept_at = now
         for broker in self._brokers:
             coming = broker.wanted and not broker.ready and (self._supervise or broker.alive)
-            if coming and now - broker.unready_since < _NURSE_SECONDS:
-                self._nurse(broker)
+            if coming and now - broker.unready_since < _MAX_STARTUP_SECONDS:
+                self._keep_lease(broker)
 
-    def _nurse(self, broker: BrokerSlot) -> None:
+    def _keep_lease(self, broker: BrokerSlot) -> None:
         """Keep a starting broker's lease alive, so that the broker can resume it even after a slow start."""
         remembered = LeaseRecord.within(broker.data_dir).resumable()
         if remembered is not None:
@@ -433,7 +433,7 @@ class EmbeddedCluster:
             disk.write_atomic(path, name.encode())
             return name
 
-    def _say(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         _log.debug("cluster.progress", doing=what)
         if self._progress is not None:
             self._progress(what)

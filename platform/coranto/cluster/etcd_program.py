@@ -140,7 +140,7 @@ def _examine(path: Path) -> EtcdProgram | None:
 @cache
 def _version(path: Path, _inode: int, _modified: int) -> Version | None:
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             [str(path), "--version"],
             # etcd reads every option from the environment too.
             env={name: value for name, value in os.environ.items() if not name.startswith("ETCD_")},
@@ -153,7 +153,7 @@ def _version(path: Path, _inode: int, _modified: int) -> Version | None:
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r"^etcd Version: (\S+)", told, re.MULTILINE)
+    found = re.search(r"^etcd Version: (\S+)", output, re.MULTILINE)
     return None if found is None else parse_version(found[1])
 
 

@@ -15,7 +15,7 @@ from rich.status import Status
 from coranto.cluster.embedded import EmbeddedCluster
 from coranto.cluster.info import DATA_VARIABLE, DEFAULT_DATA_DIR, ClusterInfo
 
-_LOOK_SECONDS = 0.5
+_CHECK_SECONDS = 0.5
 
 
 def run_foreground(data_dir: Path, brokers: int = 1, *, console: Console | None = None) -> None:
@@ -41,7 +41,7 @@ def run_foreground(data_dir: Path, brokers: int = 1, *, console: Console | None 
             serving = True
         try:
             _describe(cluster.info, console)
-            while not stop.wait(_LOOK_SECONDS):
+            while not stop.wait(_CHECK_SECONDS):
                 cluster.check()
         finally:
             stop.set()

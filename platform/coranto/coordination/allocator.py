@@ -74,7 +74,8 @@ class StatePlanner(Generic[ItemT, MemberT, AssignT]):
             if known is None or len(known[0]) != len(found) or any(map(is_not, known[0], found)):
                 consistent = state.entities.consistent([(a.key, a.value) for a in found])
                 planned = [
-                    PlanAssignment(item, a.member, a.slot, is_so) for a, is_so in zip(found, consistent, strict=True)
+                    PlanAssignment(item, a.member, a.slot, is_consistent)
+                    for a, is_consistent in zip(found, consistent, strict=True)
                 ]
                 known = (found, planned)
             self._known[item] = known

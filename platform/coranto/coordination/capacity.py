@@ -56,9 +56,11 @@ def fair_shares(items: Iterable[PlanItem], zones: Sequence[int], limits: Sequenc
     upper: dict[int, int] = {}
     hard: dict[int, int] = {}
     for zone, found in by_zone.items():
-        room = sum(bounds[index] for index in found)
-        hard[zone] = min(room, _most_of_a_zone(demands, len(found), elsewhere=0))
-        upper[zone] = min(room, _most_of_a_zone(demands, len(found), elsewhere=1)) if len(by_zone) > 1 else hard[zone]
+        capacity = sum(bounds[index] for index in found)
+        hard[zone] = min(capacity, _most_of_a_zone(demands, len(found), elsewhere=0))
+        upper[zone] = (
+            min(capacity, _most_of_a_zone(demands, len(found), elsewhere=1)) if len(by_zone) > 1 else hard[zone]
+        )
     members = sum(len(found) for found in by_zone.values())
     demand = min(sum(min(r, members) * count for r, count in demands.items()), sum(hard.values()))
     # Where the zones do not suffice to give each item a second one, a zone may hold correspondingly more.

@@ -98,7 +98,7 @@ class Convergence:
             if slot == 0:
                 self._primaries[member] += by
 
-    def _has_room(self, member: int) -> bool:
+    def _has_capacity(self, member: int) -> bool:
         return self._total[member] < self._limits[member]
 
     def _load(self, member: int) -> float:
@@ -124,7 +124,7 @@ class Convergence:
         # The first newcomer of an item without assignments becomes its primary.
         newcomers = [member for member in desired if member not in holders]
         for member in sorted(newcomers, key=lambda member: (self._primary_load(member), member)):
-            if self._has_room(member):
+            if self._has_capacity(member):
                 changes.append(AddAssignment(item.id, self._members[member].id, next_slot))
                 self._count(member, next_slot, 1)
                 self._wanted[member] -= 1
@@ -173,7 +173,7 @@ class Convergence:
 
         def reluctance(at: int) -> tuple[bool, float, int]:
             holder = holders[at]
-            needed = self._wanted[holder] > 0 and not self._has_room(holder)
+            needed = self._wanted[holder] > 0 and not self._has_capacity(holder)
             return (not needed, -self._load(holder), -at)
 
         for at in sorted(undesired, key=reluctance):
@@ -195,9 +195,9 @@ class Convergence:
         for item, current, holders, desired in unsettled:
             if not any(self._wanted[holder] for holder in holders if holder not in desired):
                 continue  # No other item waits for what this one could give up.
-            room = [m for m in range(len(self._members)) if self._has_room(m) and m not in holders]
-            if room:
-                member = min(room, key=lambda member: (self._load(member), member))
+            with_capacity = [m for m in range(len(self._members)) if self._has_capacity(m) and m not in holders]
+            if with_capacity:
+                member = min(with_capacity, key=lambda member: (self._load(member), member))
                 slot = max(assignment.slot for assignment in current) + 1
                 return [ItemChanges(item.id, (AddAssignment(item.id, self._members[member].id, slot),))]
         return []

@@ -70,7 +70,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         self._arrived = asyncio.Event()
         self._moved: asyncio.Future[None] | None = None
         self._waited_for: list[int] = []  # Revisions that the watch may never announce.
-        self._waiter_came = asyncio.Event()
+        self._waiter_added = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: CoordinationError | None = None
         self._check_mirror = MirrorCheck(coordinator, layout.root, self._clock)
@@ -136,7 +136,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         async with asyncio.timeout(timeout):
             if self.known_revision < revision:
                 self._waited_for.append(revision)
-                self._waiter_came.set()
+                self._waiter_added.set()
                 try:
                     while self.known_revision < revision:
                         await self._next_move()
@@ -320,9 +320,9 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         """Prove that the mirror is current, repeatedly while there are waiters for a revision."""
         pause = _TIMEOUT_SECONDS
         while True:
-            if not self._waited_for or await self._somebody_comes(pause):
-                await self._waiter_came.wait()
-                self._waiter_came.clear()
+            if not self._waited_for or await self._wait_for_waiter(pause):
+                await self._waiter_added.wait()
+                self._waiter_added.clear()
                 pause = _TIMEOUT_SECONDS
                 await self._clock.sleep(pause)
             began = self._clock.monotonic()
@@ -331,11 +331,11 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             await self._clock.sleep(_REST * (self._clock.monotonic() - began))
 
-    async def _somebody_comes(self, seconds: float) -> bool:
+    async def _wait_for_waiter(self, seconds: float) -> bool:
         """Wait for `seconds`, or for another waiter for a revision. Return True in the latter case."""
         try:
             async with asyncio.timeout(seconds):
-                await self._waiter_came.wait()
+                await self._waiter_added.wait()
         except TimeoutError:
             return False
         return True

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 PUBLISHED: Final = "_dlt_published"
 """The folder of ledgers. No table has its name, since dlt's own ones are known."""
-_LOOK_SECONDS: Final = 10.0
+_CHECK_SECONDS: Final = 10.0
 """The longest time for a broker to learn of a journal."""
 _LOAD_ID: Final = "_dlt_load_id"
 _KEYS: Final = ("_dlt_root_id", "_dlt_parent_id", "_dlt_id")
@@ -322,7 +322,7 @@ class CorantoClient(JobClientBase, WithStateSync):
 
     def _created(self, table: str) -> Sequence[str]:
         """Return the journals of a table that were created. Brokers that do not know them yet are waited for."""
-        for wait in RetryPolicy(_LOOK_SECONDS).waits():
+        for wait in RetryPolicy(_CHECK_SECONDS).waits():
             if found := self._journals(table):
                 return found
             time.sleep(wait)

@@ -33,10 +33,10 @@ from coranto.wire import protocol_pb2 as pb
 if TYPE_CHECKING:
     from coranto.client import JournalClient
 
-AT_ONCE: Final = 40
+FORK_BATCH: Final = 40
 """The most journals that are forked in one change of etcd, which has room for 128 operations."""
 _ATTEMPTS: Final = 8
-_LOOK_AGAIN_SECONDS: Final = 0.2
+_RECHECK_SECONDS: Final = 0.2
 
 
 async def fork_journal(
@@ -94,8 +94,8 @@ async def fork_journals(
     # Forks have ids of their own: from here on, the offsets are plain numbers, which hold for them, too.
     wanted = [(source, (name, at if at is None else int(at))) for source, (name, at) in offsets.items()]
     made: list[Fork] = []
-    for start in range(0, len(wanted), AT_ONCE):
-        batch = _Batch(client, dict(wanted[start : start + AT_ONCE]), labels or {}, same_labels, times, progress)
+    for start in range(0, len(wanted), FORK_BATCH):
+        batch = _Batch(client, dict(wanted[start : start + FORK_BATCH]), labels or {}, same_labels, times, progress)
         made += await batch.make()
     return tuple(made)
 
@@ -136,18 +136,18 @@ class _Batch:
     async def _begin(self) -> tuple[list[Making], dict[str, Fork]]:
         """Create the forks that do not exist. Returns those to be completed, and those that are."""
         for attempt in range(_ATTEMPTS):
-            making, done = await self._look()
+            making, done = await self._check_forks()
             try:
                 await self._create([each for each in making if each.shared is not None])
             except EtcdTransactionFailed:
                 if attempt == _ATTEMPTS - 1:
                     raise
-                await self._clock.sleep(_LOOK_AGAIN_SECONDS)  # Another process changed or forked a source.
+                await self._clock.sleep(_RECHECK_SECONDS)  # Another process changed or forked a source.
                 continue
             return making, done
         raise AssertionError("the last attempt returns or raises")
 
-    async def _look(self) -> tuple[list[Making], dict[str, Fork]]:
+    async def _check_forks(self) -> tuple[list[Making], dict[str, Fork]]:
         """Return the forks that are to be made, and those that are complete."""
         infos = await self._list()
         making: list[Making] = []
@@ -199,14 +199,16 @@ class _Batch:
         if (above := fork_of(spec)) is not None and above.forming:
             raise InvalidInput(f"{source.name} is a fork that is still forming; finish it first", field="source")
         head = await self._head(source)
-        told = (await self._client.heads(label_selector(include={NAME: source.name}))).by_name.get(source.name)
-        require_rules(told)
+        answer = (await self._client.heads(label_selector(include={NAME: source.name}))).by_name.get(source.name)
+        require_rules(answer)
         offset = head if at is None else at
         if not 0 <= offset <= head:
             raise InvalidInput(f"{source.name} ends at {head}, so it cannot be forked at {offset}", field="at")
         fragments = [each.fragment for each in await self._client.fragments(source.name)]
-        if told is not None and told.status == pb.OK:  # Brokers let a fork share only fragments stored for the primary.
-            stored = told.persisted_head
+        if (
+            answer is not None and answer.status == pb.OK
+        ):  # Brokers let a fork share only fragments stored for the primary.
+            stored = answer.persisted_head
             fragments = [each if each.end <= stored else replace(each, backing_store="") for each in fragments]
         shared = choose(spec, fragments, offset, head, await latest_time(self._client, self._clock, source.name))
         if offset != head:
@@ -274,7 +276,7 @@ class _Batch:
             except EtcdTransactionFailed:
                 if attempt == _ATTEMPTS - 1:
                     raise
-                await self._clock.sleep(_LOOK_AGAIN_SECONDS)  # The broker that lists may be behind.
+                await self._clock.sleep(_RECHECK_SECONDS)  # The broker that lists may be behind.
                 continue
             return
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from coranto.client import JournalClient
 
 _TIMEOUT_SECONDS: Final = 60.0
-_LOOK_AGAIN_SECONDS: Final = 0.2
+_RECHECK_SECONDS: Final = 0.2
 _PIECE_BYTES: Final = 1 << 20
 _IN_MEMORY_BYTES: Final = 16 << 20
 """The most content of one append that is kept in memory."""
@@ -85,7 +85,7 @@ class FirstContent:
             except TRANSIENT:  # It has applied nothing.
                 if self._clock.monotonic() >= retry_until:
                     raise
-            await self._clock.sleep(_LOOK_AGAIN_SECONDS)
+            await self._clock.sleep(_RECHECK_SECONDS)
 
     async def _read(self, journal: str, begin: int, end: int) -> AsyncGenerator[Chunk]:
         """Yield committed content [begin, end). A broker that is behind may not have all of it yet."""
@@ -103,7 +103,7 @@ class FirstContent:
             if at < end:
                 if self._clock.monotonic() >= until:
                     raise Unavailable(f"{journal} can be read only up to {at} of {end} now; fork it again to continue")
-                await self._clock.sleep(_LOOK_AGAIN_SECONDS)
+                await self._clock.sleep(_RECHECK_SECONDS)
 
     async def compare(self, fork: Fork) -> None:
         """Check that the fork ends at its offset, and that its appended content is the source's."""
@@ -136,7 +136,7 @@ async def end_of(client: JournalClient, clock: Clock, fork: Fork) -> int:
         except IndexHasGreaterOffset as error:  # The broker that has it may be coming back.
             if clock.monotonic() >= until:
                 raise _other_content(fork, "a store has fragments of it that no broker knows") from error
-        await clock.sleep(_LOOK_AGAIN_SECONDS)
+        await clock.sleep(_RECHECK_SECONDS)
 
 
 async def _pieces(content: IO[bytes]) -> AsyncIterator[bytes]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 REMOVAL_SECONDS: Final = 60.0
 """Time within which a removal that was under way when its broker learned of a hold has ended."""
 _KNOWN_SECONDS: Final = 60.0
-_LOOK_AGAIN_SECONDS: Final = 0.2
+_RECHECK_SECONDS: Final = 0.2
 
 
 class ContentRemoved(CorantoError):
@@ -100,19 +100,23 @@ class Protection:
         selector = label_selector(include=[(NAME, name) for name in revisions])
         until = self._clock.monotonic() + _KNOWN_SECONDS
         while True:
-            told = (await self._client.heads(selector)).by_name
-            behind = [name for name, least in revisions.items() if name not in told or not _knows(told[name], least)]
+            answers = (await self._client.heads(selector)).by_name
+            behind = [
+                name
+                for name, least in revisions.items()
+                if name not in answers or not _is_protected(answers[name], least)
+            ]
             if not behind:
                 return
             for name in behind:
-                require_rules(told.get(name))
+                require_rules(answers.get(name))
             if self._clock.monotonic() >= until:
-                problem = (told[behind[0]].problem if behind[0] in told else "") or "another broker answered"
+                problem = (answers[behind[0]].problem if behind[0] in answers else "") or "another broker answered"
                 raise Unavailable(
                     f"the primary of {behind[0]} does not report whether it knows the fork ({problem}). Fork it again "
                     "to continue"
                 )
-            await self._clock.sleep(_LOOK_AGAIN_SECONDS)
+            await self._clock.sleep(_RECHECK_SECONDS)
 
     async def _is_there(self, journal: str, fragment: Fragment) -> bool:
         try:
@@ -133,10 +137,10 @@ def require_rules(head: JournalHead | None) -> None:
         )
 
 
-def _knows(head: JournalHead, revision: int) -> bool:
+def _is_protected(head: JournalHead, revision: int) -> bool:
     """Return True if a primary has told this, by the spec of a revision or a later one.
 
     A journal that is suspended has no primary.
     """
-    told = head.status == pb.SUSPENDED or (head.status == pb.OK and head.is_primary)
-    return told and head.keeps_forks and head.mod_revision >= revision
+    is_authoritative = head.status == pb.SUSPENDED or (head.status == pb.OK and head.is_primary)
+    return is_authoritative and head.keeps_forks and head.mod_revision >= revision

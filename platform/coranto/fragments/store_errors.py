@@ -48,8 +48,8 @@ def store_error(action: str, subject: str, url: str, error: Exception) -> StoreE
 def _kind(error: Exception, text: str, status: str, code: str) -> str:
     """Return the kind of failure: of an answer only its status and code."""
     parts = [code if _PLAIN_CODE.fullmatch(code) else "", status]
-    if told := " ".join(filter(None, parts)):
-        return told
+    if description := " ".join(filter(None, parts)):
+        return description
     if _NO_CONNECTION.search(text):
         return "no connection to the service"
     if isinstance(error, OSError) and error.strerror:

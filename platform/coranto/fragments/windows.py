@@ -203,14 +203,14 @@ def _begin(journal: str, stored: Stored, before: Span | None) -> int:
 def _choose(left: Mapping[str, Sequence[int]], at: Mapping[str, int], target: int) -> dict[str, int]:
     """Return the end of each journal's part of the next window: the last end within its even share."""
     chosen: dict[str, int] = {}
-    room = target
+    remaining = target
     # In order of size: a journal that needs less than its even share leaves the difference to the ones after it.
     for index, journal in enumerate(sorted(left, key=lambda journal: (left[journal][-1] - at[journal], journal))):
         ends = left[journal]
-        fitting = bisect.bisect_right(ends, at[journal] + room // (len(left) - index))
+        fitting = bisect.bisect_right(ends, at[journal] + remaining // (len(left) - index))
         if fitting:
             chosen[journal] = ends[fitting - 1]
-            room -= chosen[journal] - at[journal]
+            remaining -= chosen[journal] - at[journal]
     if chosen:
         return chosen
     smallest = min(left, key=lambda journal: (left[journal][0] - at[journal], journal))

@@ -73,8 +73,8 @@ class RowSource(Protocol):
         """
         ...
 
-    async def read(self, room: int) -> Sequence[Read] | None:
-        """Return the reads that have come, of about `room` bytes. None means that no more will come.
+    async def read(self, max_bytes: int) -> Sequence[Read] | None:
+        """Return the reads that have come, of about `max_bytes` bytes. None means that no more will come.
 
         Waits a part of a second for something, and returns nothing if nothing has come. Raises as `open` does.
         """

@@ -20,7 +20,7 @@ from coranto.labels import CONTENT_TYPE, value_of
 from coranto.lake.manifest import JournalPart, ListedFragment, Manifest
 from coranto.wire import protocol_pb2 as pb
 
-_AT_ONCE: Final = 16
+_CONCURRENCY: Final = 16
 """Journals that are listed at the same time."""
 
 Bound = int | Mapping[str, int]
@@ -66,7 +66,7 @@ async def make_manifest(
         if isinstance(bound, Mapping) and (missing := sorted(names - set(bound))):
             raise InvalidInput(f"has no offset of {', '.join(missing)}; name all selected journals", field=side)
     await client.require_same(*(each for each in (options.begin, options.end) if isinstance(each, Mapping)))
-    limit = asyncio.Semaphore(_AT_ONCE)
+    limit = asyncio.Semaphore(_CONCURRENCY)
 
     async def one(info: JournalInfo) -> JournalPart:
         async with limit:

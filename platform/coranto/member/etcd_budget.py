@@ -25,7 +25,7 @@ HISTORY_SECONDS: Final = 1200.0
 _CHANGE_BYTES: Final = 256
 """The bytes that etcd keeps with each change of a key, in its database and its index."""
 _MAX_CALLERS: Final = 10_000
-_LOOK_SECONDS: Final = 5.0
+_CHECK_SECONDS: Final = 5.0
 _log = structlog.get_logger(__name__)
 
 
@@ -73,13 +73,13 @@ class EtcdBudget:
         self._note_refusal = note_refusal
         self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()  # As of a time; the oldest first.
         self._in_use = 0
-        self._looked_at = -math.inf
+        self._checked_at = -math.inf
 
     async def spend(self, caller: str, ops: Sequence[Op]) -> int:
         """Take the bytes of a change from the caller's budget, and return them. Raises EtcdBudgetExceeded."""
         cost = sum(_CHANGE_BYTES + len(op.key) + (len(op.value) if isinstance(op, Put) else 0) for op in ops)
         if any(isinstance(op, Put) for op in ops):
-            await self._require_room()
+            await self._require_capacity()
             self._require_budget(caller, cost)
         self._add(caller, cost)
         self._in_use += cost
@@ -108,15 +108,15 @@ class EtcdBudget:
             f"(etcd_caller_bytes). {when}, or have an operator raise the limit",
         )
 
-    async def _require_room(self) -> None:
+    async def _require_capacity(self) -> None:
         if not self._total_bytes:
             return
-        if self._clock.monotonic() - self._looked_at >= _LOOK_SECONDS:
-            self._looked_at = self._clock.monotonic()
+        if self._clock.monotonic() - self._checked_at >= _CHECK_SECONDS:
+            self._checked_at = self._clock.monotonic()
             try:
                 self._in_use = await self._coordinator.bytes_in_use()
             except Unavailable:
-                self._looked_at = -math.inf  # The change itself will tell.
+                self._checked_at = -math.inf  # The change itself will tell.
         if self._in_use >= self._total_bytes:
             self._refuse(
                 "total",

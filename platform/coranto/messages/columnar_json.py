@@ -24,9 +24,9 @@ from coranto.messages.columnar_stamps import uuid_texts
 from coranto.messages.framing import JsonLines
 from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId
 
-ROWS_AT_ONCE: Final = 1 << 15
+BATCH_ROWS: Final = 1 << 15
 """The rows that are encoded together: their texts fit into the processor's cache."""
-BYTES_AT_ONCE: Final = 1 << 25
+BATCH_BYTES: Final = 1 << 25
 """About the most bytes of Arrow that are encoded together, unless one row has more: an array of lines holds 2 GiB."""
 _WHOLE_DOUBLE: Final = 10**10 - 1
 _WHOLE_FLOAT: Final = 1 << 24
@@ -60,8 +60,8 @@ def table_of(data: Any) -> pa.Table:
 
 def parts_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a table in parts to be stamped one after the other."""
-    for batch in table.combine_chunks().to_batches(max_chunksize=ROWS_AT_ONCE):
-        rows = max(batch.num_rows * BYTES_AT_ONCE // max(batch.nbytes, BYTES_AT_ONCE), 1)
+    for batch in table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS):
+        rows = max(batch.num_rows * BATCH_BYTES // max(batch.nbytes, BATCH_BYTES), 1)
         for begin in range(0, batch.num_rows, rows):
             yield batch.slice(begin, rows)
 

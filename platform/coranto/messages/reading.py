@@ -195,7 +195,7 @@ class _CommittedReader(Generic[M]):
         """
         now = time.time()
         source = self._sequencer.checkpoint(Pruning(now, prune_horizon_s) if prune_horizon_s else None)[self.journal]
-        self._skew.look(source, now)
+        self._skew.check(source, now)
         return replace(source, journal_id=self.journal_id)
 
     def _queue(self, envelope: Envelope[M]) -> None:

@@ -61,7 +61,7 @@ class SkewWatch:
         self._before = source
         self._known: set[ProducerId] = set()
 
-    def look(self, source: Source, now: float) -> list[SkewedClock]:
+    def check(self, source: Source, now: float) -> list[SkewedClock]:
         """Check the journal's state after more was read. Return the clocks that it warned about."""
         before, self._before = self._before, source
         found = [each for each in skewed_clocks(before, source, now) if each.producer not in self._known]

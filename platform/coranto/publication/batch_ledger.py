@@ -91,7 +91,7 @@ class BatchLedger:
 
     def last(self) -> DecidedBatch | None:
         """Return the last decided batch, or None for a writer without one. Raises CorruptData."""
-        return self._look()[2]
+        return self._read_state()[2]
 
     def decide(
         self, batch: int, decision: Decision, digest: str = "", planned_behind: int | None = None
@@ -108,7 +108,7 @@ class BatchLedger:
         """
         decision, is_unknown = replace(decision, batch=(self.writer, batch)), False
         while True:
-            head, value, known, registers = self._look()
+            head, value, known, registers = self._read_state()
             if known is not None and known.batch > batch:
                 raise old_batch(self.writer, batch, known.batch, planned_behind)
             if known is not None and known.batch == batch:
@@ -139,7 +139,7 @@ class BatchLedger:
         accepted. Raises LedgerDamaged if it is not.
         """
         while True:
-            head, value, known, _ = self._look()
+            head, value, known, _ = self._read_state()
             if known is None or known.batch != batch or known.is_acknowledged:
                 return None
             decision = self._read(known)
@@ -157,7 +157,7 @@ class BatchLedger:
         Returns True if no process has taken the batch over, so that only the caller has appended them.
         """
         while True:
-            head, value, known, _ = self._look()
+            head, value, known, _ = self._read_state()
             if known is None or known.batch != batch or known.is_acknowledged:
                 return False
             decision = self._read(known)
@@ -169,7 +169,7 @@ class BatchLedger:
                 continue
             return not known.is_taken
 
-    def _look(self) -> tuple[int, str, DecidedBatch | None, pb.LabelSet]:
+    def _read_state(self) -> tuple[int, str, DecidedBatch | None, pb.LabelSet]:
         """Return the ledger's head, the writer's register (empty without one), its content, and all registers."""
         at = self._client.append(self._ledger.journal, b"")
         value = value_of(at.registers, self._label) or ""

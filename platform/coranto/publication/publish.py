@@ -43,7 +43,7 @@ BATCH_BYTES = 256 << 10
 """The size of appends, in bytes."""
 OTHERS_RETRY_TIMEOUT = 5.0
 """The time in seconds that brokers have to take an acknowledgement of another writer."""
-_APPENDS_AT_ONCE = 8
+_CONCURRENCY = 8
 
 _log = structlog.get_logger(__name__)
 
@@ -202,7 +202,7 @@ def _append_all(
     if not decision.intents:
         return {}, False
     journals = sorted(decision.intents)
-    with ThreadPoolExecutor(min(_APPENDS_AT_ONCE, len(journals))) as threads:
+    with ThreadPoolExecutor(min(_CONCURRENCY, len(journals))) as threads:
         outcomes = dict(zip(journals, threads.map(append, journals), strict=True))
     errors = {journal: outcome for journal, outcome in outcomes.items() if isinstance(outcome, CorantoError)}
     return errors, any(outcome is True for outcome in outcomes.values())

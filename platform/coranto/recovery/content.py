@@ -35,7 +35,7 @@ from coranto.recovery.fragment_steps import (
 from coranto.recovery.heads import LISTING_SECONDS
 from coranto.recovery.plan import Diagnosis, Loss, RecoveryStep, Remark, StepKind
 
-_LOOK_AGAIN_S: Final = 0.2
+_RECHECK_SECONDS: Final = 0.2
 _DAMAGED: Final = (AuditStatus.MISSING, AuditStatus.CORRUPT)
 
 
@@ -94,14 +94,14 @@ class ContentDoctor:
             if each.fragment.journal != info.name:
                 remarks.append(shared(info, each))
                 continue
-            await self._look_for_copy(info, each, steps, losses, remarks)
+            await self._find_copy(info, each, steps, losses, remarks)
         sound = [(each.fragment.begin, each.fragment.end) for each in found if each.status is AuditStatus.OK]
         known = {_key(each.fragment) for each in found}
         for missed in self._missed.get(info.name, ()):
             if _key(missed) in known:
                 continue
             explained.append((missed.begin, missed.end))
-            await self._look_for_missed(info, missed, sound, steps, losses, remarks)
+            await self._find_missed(info, missed, sound, steps, losses, remarks)
         losses += [
             Loss(
                 info.name,
@@ -116,7 +116,7 @@ class ContentDoctor:
         ]
         return Diagnosis(steps, losses, remarks)
 
-    async def _look_for_missed(
+    async def _find_missed(
         self,
         info: JournalInfo,
         missed: Fragment,
@@ -130,7 +130,7 @@ class ContentDoctor:
         if owner != info.name:
             remarks.append(shared(info, FragmentAudit(replace(missed, journal=owner), AuditStatus.MISSING)))
         elif not overlaps((missed.begin, missed.end), sound):
-            await self._look_for_copy(info, FragmentAudit(missed, AuditStatus.MISSING), steps, losses, remarks)
+            await self._find_copy(info, FragmentAudit(missed, AuditStatus.MISSING), steps, losses, remarks)
         else:
             kept_at = ""
             async with contextlib.aclosing(self._copies.of(info, missed)) as copies:
@@ -161,7 +161,7 @@ class ContentDoctor:
                     return [restore(fragment, source, missing=True)]
         return []
 
-    async def _look_for_copy(
+    async def _find_copy(
         self,
         info: JournalInfo,
         found: FragmentAudit,
@@ -257,7 +257,7 @@ class ContentDoctor:
                             listed = [info.fragment for info in await broker.fragments(fragment.journal)]
                             if all(each.content_path != fragment.content_path for each in listed):
                                 break
-                            await asyncio.sleep(_LOOK_AGAIN_S)
+                            await asyncio.sleep(_RECHECK_SECONDS)
         except (TimeoutError, CorantoError):
             return "moved; brokers may list it until their next listing of the store"
         return "moved"

@@ -55,12 +55,12 @@ def losses_of(findings: Sequence[Finding], known: Sequence[Loss], steps: Sequenc
     for each in findings:
         name = each.subject.name
         if each.kind in CONTENT:
-            told = [(loss.begin, loss.end) for loss in (*known, *found) if loss.subject == name]
-            told += [span for step, span in restored(steps) if step.subject == name]
+            covered = [(loss.begin, loss.end) for loss in (*known, *found) if loss.subject == name]
+            covered += [span for step, span in restored(steps) if step.subject == name]
             found += [
                 Loss(name, Kind.CONTENT_LOST, f"{LOSSES[each.kind]} at [{low}, {high})", begin=low, end=high)
                 for begin, end in spans_of(each.facts)
-                for low, high in uncovered(told, begin, end)
+                for low, high in uncovered(covered, begin, end)
             ]
         elif each.kind is not Kind.JOURNAL_GONE:
             found.append(loss_of(each))

@@ -47,9 +47,9 @@ class HeadDoctor:
         self._journals = journals
 
     async def diagnose(self) -> Diagnosis:
-        return await diagnosed(self._look_at, self._journals)
+        return await diagnosed(self._diagnose, self._journals)
 
-    async def _look_at(self, info: JournalInfo) -> Diagnosis:
+    async def _diagnose(self, info: JournalInfo) -> Diagnosis:
         name = info.name
         try:
             await self._client.append(name, b"", suspend=Suspend.KEEP)

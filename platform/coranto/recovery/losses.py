@@ -31,7 +31,7 @@ from coranto.recovery.heads import HeadDoctor, reset_step
 from coranto.recovery.plan import Diagnosis, Loss, RecoveryStep, Remark, StepKind
 from coranto.telemetry import ProgressReport
 
-_MENDED_BY_RESET: Final = (Kind.CONSISTENCY_LOST,)
+_REPAIRED_BY_RESET: Final = (Kind.CONSISTENCY_LOST,)
 _UNKNOWN: Final = (Kind.MEMORY_UNREACHABLE, Kind.STORE_UNREACHABLE, Kind.UNANSWERED)
 """Findings that keep an audit from recording its findings."""
 
@@ -90,7 +90,7 @@ class JournalDoctor:
         steps = [*content.steps, *(behind(step, content.steps) for step in heads.steps)]
         steps += files_to_set_aside(report, steps)
         folders = {info.name: _folders(info) for info in journals}
-        errors = [each for each in report.errors if not is_mended(each, steps, folders)]
+        errors = [each for each in report.errors if not is_repaired(each, steps, folders)]
         lost = self._approved = [each for each in errors if _is_loss(each) and not owners_elsewhere(each, folders)]
         # An accepted loss does not count any more, although the content is still gone.
         blamed = subjects_of(each for each in report.errors if each.kind in (*LOSSES, Kind.SPOOL_DIFFERS))
@@ -99,12 +99,12 @@ class JournalDoctor:
         gone = [each for each in lost if each.kind is Kind.JOURNAL_GONE]
         losses += [await self._gone(each) for each in gone]
         remarks = [*content.remarks, *heads.remarks]
-        told, named = {each.subject for each in remarks}, {each.subject for each in losses}
+        remarked, named = {each.subject for each in remarks}, {each.subject for each in losses}
         for each in errors:
             name, is_named = each.subject.name, each.kind is Kind.SPOOL_DIFFERS and each.subject.name in named
             if _is_loss(each) and (owners := owners_elsewhere(each, folders)):
                 remarks.append(Remark(name, f"{each.message}. It shares that: recover {', '.join(owners)} with it"))
-            elif not _is_loss(each) and name not in told and not is_named:
+            elif not _is_loss(each) and name not in remarked and not is_named:
                 remarks.append(Remark(name, each.message))
         if not journals and not losses:
             raise InvalidInput(f"no journal matches {self._selector!r}, so nothing was examined", field="selector")
@@ -123,19 +123,19 @@ class JournalDoctor:
         """Return the loss of a journal that does not exist any more, with what brokers keep of it."""
         name, head = finding.subject.name, finding.facts["head"]
         kept: dict[str, str] = {}
-        nowhere: list[Fragment] = []
+        without_copy: list[Fragment] = []
         for fragment in missed_fragments([finding]).get(name, ()):
             with contextlib.suppress(CorantoError):
                 if (found := await self._client.kept_content(fragment)) is not None:
                     kept[f"[{fragment.begin}, {fragment.end})"] = found.broker
                     continue
-            nowhere.append(fragment)
+            without_copy.append(fragment)
         text = f"it does not exist any more. It ended at {head}"
         text += "".join(f"; broker {broker} keeps {where}" for where, broker in kept.items())
         text += "".join(
             f"; no broker has [{each.begin}, {each.end}) any more, which a file {each.content_path}, whose content has "
             f"the SHA-1 {each.sum.hex()}, would bring back"
-            for each in nowhere
+            for each in without_copy
         )
         text += (
             ". To have it back, create it again with its name and stores, and plan again: it has the stores' content"
@@ -181,14 +181,14 @@ def _is_loss(finding: Finding) -> bool:
     return finding.kind in LOSSES and (finding.kind is not Kind.MEMORY_DAMAGED or "files" in finding.facts)
 
 
-def is_mended(finding: Finding, steps: Sequence[RecoveryStep], folders: Mapping[str, Sequence[Share]]) -> bool:
+def is_repaired(finding: Finding, steps: Sequence[RecoveryStep], folders: Mapping[str, Sequence[Share]]) -> bool:
     """Return True if a step repairs the damage of a finding.
 
     `folders` are the journals', by name. A step for a file of a source repairs the journals that share the file.
     """
     name = finding.subject.name
     here = [step for step in steps if step.subject == name]
-    if finding.kind in _MENDED_BY_RESET:
+    if finding.kind in _REPAIRED_BY_RESET:
         return any(step.kind in (StepKind.RESET_HEAD, StepKind.SET_ASIDE_FRAGMENT) for step in here)
     if finding.kind in (Kind.CONTENT_DIFFERS, Kind.OBJECT_UNKNOWN) and _file(finding) in map(file_of, steps):
         return True

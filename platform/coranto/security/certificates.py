@@ -18,7 +18,7 @@ import structlog
 from coranto.errors import InvalidInput
 from coranto.security.tls import ClientTls
 
-LOOK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 """Interval in seconds between checks of files, during calls."""
 
 _log = structlog.get_logger(__name__)
@@ -68,22 +68,22 @@ class ChannelCertificates:
     def __init__(self, tls: ClientTls | None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._tls = tls or ClientTls()
         self._monotonic = monotonic
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._reloaded: Reloaded[grpc.ChannelCredentials] | None = None
         self._current: grpc.ChannelCredentials
 
     def get(self) -> grpc.ChannelCredentials:
         """Return credentials for a new channel: the same object until the files change.
 
-        The files are checked every LOOK_SECONDS. At the first use, raises InvalidInput for files that cannot be read.
+        The files are checked every CHECK_SECONDS. At the first use, raises InvalidInput for files that cannot be read.
         """
         if self._reloaded is None:
             tls = self._tls
             self._reloaded = Reloaded(lambda: channel_credentials(tls), (tls.ca, tls.cert, tls.key))
-            self._look_at = 0.0
+            self._check_at = 0.0
         now = self._monotonic()
-        if now >= self._look_at:
-            self._look_at = now + LOOK_SECONDS
+        if now >= self._check_at:
+            self._check_at = now + CHECK_SECONDS
             self._current = self._reloaded.get()
         return self._current
 

@@ -109,10 +109,12 @@ def unmet(demand: Demand, route: Sequence[tuple[str, bool]]) -> str:
     best = durability_of([ReplicaAnswer(zone, tells) for zone, tells in route])
     if best.meets(demand):
         return ""
-    told = f"the journal's labels demand that acknowledged appends are {demand}, but its replicas can have them {best}"
+    description = (
+        f"the journal's labels demand that acknowledged appends are {demand}, but its replicas can have them {best}"
+    )
     if demand.synced and best.synced_replicas < best.replicas:
-        return f"{told}. Brokers of Gazette, and of earlier versions, do not report their disks: replace them"
-    return f"{told}. Start brokers in other zones, or change the labels"
+        return f"{description}. Brokers of Gazette, and of earlier versions, do not report their disks: replace them"
+    return f"{description}. Start brokers in other zones, or change the labels"
 
 
 def demand_of(labels: pb.LabelSet) -> Demand:

@@ -174,7 +174,7 @@ class FakeBroker(pb_grpc.JournalServicer):
         self.content_sizes: list[int] = []
         """The number of bytes in each message of appended content, in order."""
         self.endpoint = ""
-        self.tells_ids = False
+        self.has_ids = False
         """True to give the journals that are created from now on ids, which reads tell."""
         self.route: pb.Route | None = None
         """The Route that it reports for its journals, instead of one with only itself."""
@@ -204,11 +204,11 @@ class FakeBroker(pb_grpc.JournalServicer):
         self._revision += 1
         spec = pb.JournalSpec(name=name, replication=1, **fields)
         self._add(spec)
-        self._tell_watchers()
+        self._notify_watchers()
         return self.journals[name]
 
     def _add(self, spec: pb.JournalSpec) -> None:
-        journal_id = f"fake-{self._revision:x}" if self.tells_ids else ""
+        journal_id = f"fake-{self._revision:x}" if self.has_ids else ""
         self.journals[spec.name] = FakeJournal(spec, self._revision, self._revision, journal_id=journal_id)
 
     async def write(self, name: str, content: bytes) -> None:
@@ -257,7 +257,7 @@ class FakeBroker(pb_grpc.JournalServicer):
     async def List(
         self, request: pb.ListRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.ListResponse]:
-        self._came("List", request)
+        self._on_call("List", request)
         status = await self._reach(CallPoint.LIST, context)
         if status is not None:
             yield pb.ListResponse(status=_status(status), header=self._header())
@@ -293,7 +293,7 @@ class FakeBroker(pb_grpc.JournalServicer):
         for begin in range(2, len(entries), 2):
             yield pb.ListResponse(journals=entries[begin : begin + 2])
 
-    def _tell_watchers(self) -> None:
+    def _notify_watchers(self) -> None:
         """Notify watchers that the revision has changed. Callable from any thread."""
 
         def wake() -> None:
@@ -304,7 +304,7 @@ class FakeBroker(pb_grpc.JournalServicer):
             self._loop.call_soon_threadsafe(wake)
 
     async def Apply(self, request: pb.ApplyRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ApplyResponse:
-        self._came("Apply", request)
+        self._on_call("Apply", request)
         if len(request.changes) > MAX_TXN_OPS:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{len(request.changes)} changes are too many")
         status = await self._reach(CallPoint.APPLY, context)
@@ -320,7 +320,7 @@ class FakeBroker(pb_grpc.JournalServicer):
                     journal.spec, journal.revision = change.upsert, self._revision
                 else:
                     self._add(change.upsert)
-            self._tell_watchers()
+            self._notify_watchers()
             status = await self._reach(CallPoint.APPLIED, context)
         return pb.ApplyResponse(status=_status(status), header=self._header())
 
@@ -331,7 +331,7 @@ class FakeBroker(pb_grpc.JournalServicer):
     async def ListFragments(
         self, request: pb.FragmentsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.FragmentsResponse:
-        self._came("ListFragments", request)
+        self._on_call("ListFragments", request)
         status = await self._reach(CallPoint.FRAGMENTS, context)
         journal = self._journal(request.journal)
         if journal is None:
@@ -360,7 +360,7 @@ class FakeBroker(pb_grpc.JournalServicer):
         self, requests: AsyncIterator[pb.AppendRequest], context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.AppendResponse:
         first = await anext(requests)
-        self._came("Append", first)
+        self._on_call("Append", first)
         status = await self._reach(CallPoint.APPEND_BEGUN, context)
         journal = self._journal(first.journal)
         if status is None:
@@ -428,7 +428,7 @@ class FakeBroker(pb_grpc.JournalServicer):
     async def Read(
         self, request: pb.ReadRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.ReadResponse]:
-        self._came("Read", request)
+        self._on_call("Read", request)
         header: pb.Header | None = self._header()
         status = await self._reach(CallPoint.READ_BEGUN, context)
         journal = self._journal(request.journal)
@@ -498,14 +498,14 @@ class FakeBroker(pb_grpc.JournalServicer):
     async def FragmentStoreHealth(
         self, request: pb.FragmentStoreHealthRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.FragmentStoreHealthResponse:
-        self._came("FragmentStoreHealth", request)
+        self._on_call("FragmentStoreHealth", request)
         status = await self._reach(CallPoint.STORE_HEALTH, context)
         problem = "" if status is None else f"asked for, of {request.fragment_store}"
         return pb.FragmentStoreHealthResponse(status=_status(status), header=self._header(), store_health_error=problem)
 
     # -- Shared by calls -------------------------------------------------------------------------------------------
 
-    def _came(self, call: str, request: Any) -> None:
+    def _on_call(self, call: str, request: Any) -> None:
         self.calls.append(call)
         self.requests.append(request)
 

@@ -81,7 +81,7 @@ class FrameConnection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._watch: asyncio.TimerHandle | None = None
-        self._heard = True
+        self._has_received = True
         self._overdue = False  # A frame was incomplete at the last check, and none was completed since.
         self._ends = False
         self._lost = asyncio.Event()
@@ -99,7 +99,7 @@ class FrameConnection(asyncio.Protocol):
         self._transport.write(PREFACE)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._has_received = True
         if self._ends:
             return
         try:
@@ -161,7 +161,7 @@ class FrameConnection(asyncio.Protocol):
 
     def watch(self) -> None:
         """Ping a silent other side, and close the connection if it stays silent."""
-        self._heard = False
+        self._has_received = False
         self._watch = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._check_silence, False)
 
     async def read(self) -> Frame | None:
@@ -238,18 +238,18 @@ class FrameConnection(asyncio.Protocol):
         """Keep frames for `read`, and answer pings. Raises FrameError for too many pings and pongs."""
         if frames:
             self._overdue = False
-        signs = asked = 0
+        signs = ping_sent = 0
         for frame in frames:
             if self._opened and frame.kind in _SIGNS:
                 signs += 1
-                asked += frame.kind == FrameKind.PING
+                ping_sent += frame.kind == FrameKind.PING
             else:
                 self._frames.append(frame)
                 self._unread += len(frame.payload) + FRAME_BYTES
         if signs > MAX_SIGNS:
             raise FrameError(f"{signs} pings and pongs arrived together, which are more than {MAX_SIGNS}")
         # A peer that does not read its answers gets no more.
-        if asked and self._writable.is_set():
+        if ping_sent and self._writable.is_set():
             self._send(FrameKind.PONG, b"")
 
     def _send(self, kind: FrameKind, payload: bytes) -> None:
@@ -272,17 +272,17 @@ class FrameConnection(asyncio.Protocol):
         elif self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    def _check_silence(self, asked: bool) -> None:
+    def _check_silence(self, ping_sent: bool) -> None:
         if self.problem is not None:
             return
-        if not self._heard and asked:
+        if not self._has_received and ping_sent:
             self._break(f"the other side was silent for {2 * SILENT_SECONDS:.0f} s")
             return
-        asks = not self._heard
-        if asks:
+        is_ping_due = not self._has_received
+        if is_ping_due:
             self._send(FrameKind.PING, b"")
-        self._heard = False
-        self._watch = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._check_silence, asks)
+        self._has_received = False
+        self._watch = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._check_silence, is_ping_due)
 
     def _check_progress(self) -> None:
         """Close the connection if a frame has been incomplete since the last check."""

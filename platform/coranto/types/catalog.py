@@ -91,7 +91,7 @@ class StrayLine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Barred:
+class _Excluded:
     version: int
     offset: int
     problem: str
@@ -106,7 +106,7 @@ class Catalog:
         """The first stray lines."""
         self.stray_count = 0
         self._versions: dict[str, list[TypeVersion]] = {}
-        self._barred: dict[str, _Barred] = {}
+        self._excluded: dict[str, _Excluded] = {}
         self._fed = 0
         self._end = ""
         self._decoder = JsonLines(None, tolerant=True, max_line_bytes=MAX_RECORD_BYTES).decoder(journal, 0)
@@ -157,12 +157,12 @@ class Catalog:
         except InvalidInput as error:
             return self._stray(offset, error.message)
         assert isinstance(name, str)
-        if name in self._barred or type(number) is not int or number != self._next(name):
+        if name in self._excluded or type(number) is not int or number != self._next(name):
             return self._stray(offset, f"version {str(number)[:20]} of {name}, where {self._next(name)} is next")
         try:
             found = TypeVersion(number, _definition(record, name), _promise(record), _time(record))
         except (InvalidInput, RecursionError) as error:
-            self._barred[name] = _Barred(number, offset, str(error))
+            self._excluded[name] = _Excluded(number, offset, str(error))
             return None
         self._versions.setdefault(name, []).append(found)
         return None
@@ -180,28 +180,28 @@ class Catalog:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all types, sorted."""
-        return tuple(sorted(self._versions.keys() | self._barred.keys()))
+        return tuple(sorted(self._versions.keys() | self._excluded.keys()))
 
     def problem_of(self, name: str) -> str:
         """Return the problem that bars a type; empty if none does."""
-        found = self._barred.get(name)
-        return "" if found is None else self._barred_text(name, found)
+        found = self._excluded.get(name)
+        return "" if found is None else self._excluded_text(name, found)
 
     def history(self, name: str) -> tuple[TypeVersion, ...]:
         """Return the versions of a type that are known, the first one first. Raises MessageTypeNotFound."""
-        if name not in self._versions and name not in self._barred:
+        if name not in self._versions and name not in self._excluded:
             raise MessageTypeNotFound(self.journal, name, self.names)
         return tuple(self._versions.get(name, ()))
 
     def find(self, reference: TypeReference) -> TypeVersion:
         """Return the version that a reference means.
 
-        Raises MessageTypeNotFound if there is none, and CorruptData for the latest one of a type that is barred.
+        Raises MessageTypeNotFound if there is none, and CorruptData for the latest one of a type that is excluded.
         """
         versions = self.history(reference.name)
-        barred = self._barred.get(reference.name)
-        if barred is not None and (reference.version is None or reference.version >= barred.version):
-            raise CorruptData(self._barred_text(reference.name, barred))
+        excluded = self._excluded.get(reference.name)
+        if excluded is not None and (reference.version is None or reference.version >= excluded.version):
+            raise CorruptData(self._excluded_text(reference.name, excluded))
         if reference.version is None:
             return versions[-1]
         if reference.version > len(versions):
@@ -219,11 +219,11 @@ class Catalog:
             require_content_type(journal, labels, found.definition)
         return found
 
-    def _barred_text(self, name: str, barred: _Barred) -> str:
-        earlier = ", or an earlier version of the type by its number" if barred.version > 1 else ""
+    def _excluded_text(self, name: str, excluded: _Excluded) -> str:
+        earlier = ", or an earlier version of the type by its number" if excluded.version > 1 else ""
         return (
-            f"registry {self.journal} at offset {barred.offset}: version {barred.version} of {name} cannot be "
-            f"understood: {barred.problem}. Use a later version of Coranto{earlier}; if none wrote this record, give "
+            f"registry {self.journal} at offset {excluded.offset}: version {excluded.version} of {name} cannot be "
+            f"understood: {excluded.problem}. Use a later version of Coranto{earlier}; if none wrote this record, give "
             "the type another name"
         )
 
@@ -237,11 +237,11 @@ class Catalog:
     def next_version(self, definition: MessageType, promise: Compatibility | None, now: float) -> TypeVersion | None:
         """Return the version that a definition would get at the time `now`. None if a version has it already.
 
-        Raises IncompatibleType for one that breaks its promise, and CorruptData for a type that is barred.
+        Raises IncompatibleType for one that breaks its promise, and CorruptData for a type that is excluded.
         """
         name = definition.name
-        if (barred := self._barred.get(name)) is not None:
-            raise CorruptData(self._barred_text(name, barred))
+        if (excluded := self._excluded.get(name)) is not None:
+            raise CorruptData(self._excluded_text(name, excluded))
         if self.version_of(definition) is not None:
             return None
         chosen = promise or self.promise_of(name)
@@ -259,9 +259,9 @@ class Catalog:
         """Return the breaches of a promise to the versions that it covers, the latest version's first."""
         found: list[FieldProblem] = []
         for each in reversed(_since_cut(self._versions.get(definition.name, ()))):
-            told = {problem.place for problem in found}
+            reported = {problem.place for problem in found}
             problems = problems_of(definition, each.definition, promise, each.number)
-            found += [problem for problem in problems if problem.place not in told]
+            found += [problem for problem in problems if problem.place not in reported]
         return tuple(found)
 
 
@@ -279,10 +279,10 @@ def _definition(record: dict[str, Any], name: str) -> MessageType:
 
 
 def _promise(record: dict[str, Any]) -> Compatibility:
-    told = record.get("compatibility")
-    if told not in list(Compatibility):
-        raise InvalidInput(f"its compatibility is {str(told)[:40]!r}")
-    return Compatibility(told)
+    reported = record.get("compatibility")
+    if reported not in list(Compatibility):
+        raise InvalidInput(f"its compatibility is {str(reported)[:40]!r}")
+    return Compatibility(reported)
 
 
 def _time(record: dict[str, Any]) -> float:

@@ -54,14 +54,14 @@ def type_named_by(journals: Mapping[str, pb.LabelSet], *, field: str = "journals
         raise InvalidInput("there are no journals whose labels could name a message type", field=field)
     if len(by_type) == 1 and "" not in by_type:
         return next(iter(by_type))
-    told = "; ".join(f"{name or 'none'}: {_listed(members)}" for name, members in sorted(by_type.items()))
+    summary = "; ".join(f"{name or 'none'}: {_listed(members)}" for name, members in sorted(by_type.items()))
     if list(by_type) == [""]:
         raise InvalidInput(
             f"no journal has the label {labels.MESSAGE_TYPE} ({_listed(by_type[''])}): add it, or name a message type",
             field=field,
         )
     raise InvalidInput(
-        f"journals name different message types ({told}): select journals of one type, or name a message type",
+        f"journals name different message types ({summary}): select journals of one type, or name a message type",
         field=field,
     )
 
@@ -73,10 +73,10 @@ def _listed(journals: list[str]) -> str:
 
 def require_content_type(journal: str, found: pb.LabelSet, definition: MessageType, *, field: str = "journals") -> None:
     """Raise InvalidInput for a journal whose `content-type` differs from the messages' type. None at all is fine."""
-    told = labels.value_of(found, labels.CONTENT_TYPE)
-    if told and definition.content_type and told != definition.content_type:
+    summary = labels.value_of(found, labels.CONTENT_TYPE)
+    if summary and definition.content_type and summary != definition.content_type:
         raise InvalidInput(
-            f"journal {journal} has {labels.CONTENT_TYPE} {told}, and messages of {definition.name} are "
+            f"journal {journal} has {labels.CONTENT_TYPE} {summary}, and messages of {definition.name} are "
             f"{definition.content_type}: correct the label, or leave the journal out",
             field=field,
         )

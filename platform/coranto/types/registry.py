@@ -110,16 +110,16 @@ class TypeRegistry:
         return await self._register(extended, None, like, False)
 
     async def _register(
-        self, wish: Callable[[], MessageType], compatibility: Compatibility | None, like: str, accept_loss: bool
+        self, define: Callable[[], MessageType], compatibility: Compatibility | None, like: str, accept_loss: bool
     ) -> Registration:
-        """Register the definition that `wish` returns for the present content of the registry."""
+        """Register the definition that `define` returns for the present content of the registry."""
         await self._require(like)
         await self._require_held(accept_loss)
         mine: TypeVersion | None = None
         is_unknown = False
         while True:
             await self._refresh()
-            definition = wish()
+            definition = define()
             wanted = self._catalog.next_version(definition, compatibility, self._clock.now())
             if wanted is None:
                 found = self._catalog.version_of(definition)

@@ -28,7 +28,7 @@ from coranto.errors import CorantoError, InvalidInput, Unavailable
 from coranto.security.tls import ClientTls
 from coranto.wire import protocol_pb2 as pb
 
-_AT_ONCE: Final = 64
+_CONCURRENCY: Final = 64
 _MAX_QUOTAS: Final = 10
 _log = structlog.get_logger(__name__)
 
@@ -47,7 +47,7 @@ async def ask_brokers(config: ClientConfig, endpoints: Iterable[str], timeout: f
 
     A broker that answers at several endpoints is returned once.
     """
-    gate = asyncio.Semaphore(_AT_ONCE)
+    gate = asyncio.Semaphore(_CONCURRENCY)
 
     async def one(endpoint: str) -> BrokerAnswer:
         async with gate:

@@ -35,7 +35,7 @@ from coranto.checkup.status.journals import (
 )
 from coranto.checkup.status.sections import Section, SectionResult, StatusContext
 from coranto.checkup.status.stores import last_audits, probe_stores, stores_of
-from coranto.checkup.status.values import AuditState, BrokerState, ClusterSnapshot, ConsumerState, Look
+from coranto.checkup.status.values import AuditState, BrokerState, ClusterSnapshot, ConsumerState, StatusReport
 from coranto.client import ClientConfig, JournalClient, JournalInfo, Listing
 from coranto.client.heads import JournalHead
 from coranto.cluster.embedded import DEFAULT_PREFIX
@@ -91,8 +91,8 @@ class StatusGatherer:
         self._registry = StoreRegistry(target.config.file_root)
         self._stores = _Stores()
 
-    async def look(self) -> Look:
-        """Look once. Faults of the cluster are part of the result; raises InvalidInput for settings that are wrong."""
+    async def report(self) -> StatusReport:
+        """Examine the cluster. Its faults are part of the result; raises InvalidInput for settings that are wrong."""
         target, at, begun = self._target, self._wall(), self._monotonic()
         about_etcd = asyncio.ensure_future(self._etcd())
         try:
@@ -137,7 +137,7 @@ class StatusGatherer:
         if isinstance(found, Listing):
             bad = tuple(each.subject for each in examinations if each.condition is Condition.PROBLEM)
             snapshot = _snapshot(at, found, states, bad, announced)
-        return Look(
+        return StatusReport(
             at,
             self._monotonic() - begun,
             snapshot,
@@ -182,7 +182,7 @@ class StatusGatherer:
         health, (audits, unknown) = await asyncio.gather(
             probe_stores(client, stores, timeout), last_audits(self._registry, stores, timeout)
         )
-        # A store that fails is probed at the next look, too.
+        # A store that fails is probed at the next report, too.
         fails = any(each.condition is Condition.PROBLEM for each in health)
         self._stores = _Stores(float("-inf") if fails else self._monotonic(), [*health, *unknown], audits)
 

@@ -16,7 +16,7 @@ from coranto.fragments.stores import StoreRegistry
 
 MAX_STORES: Final = 32
 """The most stores that are probed: first the ones with the most journals."""
-_AT_ONCE: Final = 8
+_CONCURRENCY: Final = 8
 
 
 def stores_of(journals: Iterable[JournalInfo]) -> Counter[str]:
@@ -26,7 +26,7 @@ def stores_of(journals: Iterable[JournalInfo]) -> Counter[str]:
 
 async def probe_stores(client: JournalClient, stores: Counter[str], timeout: float) -> list[Examination]:
     """Have a broker write to each store and read from it, for up to `timeout` seconds each."""
-    gate = asyncio.Semaphore(_AT_ONCE)
+    gate = asyncio.Semaphore(_CONCURRENCY)
 
     async def one(url: str, count: int) -> Examination:
         subject, users = f"store {url}", f"{count:,} journal{'' if count == 1 else 's'}"

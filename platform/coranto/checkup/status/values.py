@@ -101,7 +101,7 @@ class StatusChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StatusReport:
     """The state of a cluster at one time."""
 
     at: float

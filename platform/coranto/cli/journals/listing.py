@@ -21,7 +21,7 @@ from coranto.wire import protocol_pb2 as pb
 _ROUTES_SECONDS = 2.0
 """Seconds between queries for Routes. Brokers announce changes of specs immediately, but not changes of Routes."""
 
-_HEADS_AT_ONCE = 16
+_CONCURRENCY = 16
 
 
 def list_journals(
@@ -80,7 +80,7 @@ def list_journals(
 
 
 async def _heads(client: JournalClient, listing: Listing) -> list[str]:
-    limit = asyncio.Semaphore(_HEADS_AT_ONCE)
+    limit = asyncio.Semaphore(_CONCURRENCY)
 
     async def head(info: JournalInfo) -> str:
         if info.is_asleep:

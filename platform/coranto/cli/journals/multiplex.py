@@ -19,7 +19,7 @@ from coranto.errors import JournalNotFound, JournalSuspended
 from coranto.offsets import JournalOffset
 from coranto.wire import protocol_pb2 as pb
 
-_AT_ONCE = 32
+_CONCURRENCY = 32
 _MAX_LINE_BYTES = 1 << 20
 _SAVE_SECONDS = 1.0
 _LINE_TYPES = frozenset({labels.JSON_LINES, "text/csv", "text/plain"})
@@ -68,7 +68,7 @@ class Multiplexer:
 
     async def read_present(self, journals: Iterable[JournalInfo]) -> None:
         """Read journals up to their write heads. Raises the first failure."""
-        limit = asyncio.Semaphore(_AT_ONCE)
+        limit = asyncio.Semaphore(_CONCURRENCY)
 
         async def one(info: JournalInfo) -> None:
             async with limit:

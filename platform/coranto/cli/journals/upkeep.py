@@ -18,7 +18,7 @@ from coranto.recovery.heads import reset_head as reset_one
 from coranto.telemetry import progress
 from coranto.wire import protocol_pb2 as pb
 
-_AT_ONCE = 16
+_CONCURRENCY = 16
 
 
 def suspend(
@@ -123,7 +123,7 @@ async def _for_each(
 
     Raises the first failure, after all were tried and the other results were printed.
     """
-    limit = asyncio.Semaphore(_AT_ONCE)
+    limit = asyncio.Semaphore(_CONCURRENCY)
     with progress(title, len(journals), unit="journals") as report:
 
         async def one(info: JournalInfo) -> tuple[str, str]:

@@ -45,14 +45,16 @@ def autoscale(
         note(f"measuring every {interval:g} s")
         while True:
             for scaled in await scaler.step():
-                told = "; ".join(map(_told, scaled.changes))
-                typer.echo(f"{scaled.stream.name}: {told}; {len(scaled.stream.active())} segments are active now")
+                description = "; ".join(map(_change_text, scaled.changes))
+                typer.echo(
+                    f"{scaled.stream.name}: {description}; {len(scaled.stream.active())} segments are active now"
+                )
             await asyncio.sleep(interval)
 
     with_client(endpoint, work)
 
 
-def _told(change: Change) -> str:
+def _change_text(change: Change) -> str:
     if isinstance(change, Split):
         return f"split {change.segment} into {change.into}"
     return f"merged {' and '.join(map(str, change.segments))}"

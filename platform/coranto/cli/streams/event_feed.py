@@ -64,11 +64,11 @@ class EventFeed:
         """Wait until at most `left` events are in flight, or one has failed."""
         with self._change:
             self._awaited = True
-            told = False
+            is_reported = False
             while self.given - self._settled > left and self._failure is None:
                 before = self._settled
-                if not self._change.wait(self._stall_timeout) and self._settled == before and not told:
-                    told = True
+                if not self._change.wait(self._stall_timeout) and self._settled == before and not is_reported:
+                    is_reported = True
                     self._late()
             self._awaited = False
 
@@ -89,14 +89,14 @@ class EventFeed:
             return
         self.durable += 1
         self.repeated += done.result().deduplicated
-        self._tell()
+        self._report_progress()
 
     def _fail(self, number: int, error: BaseException) -> None:
         if self._failure is None or number < self._failure[0]:
             self._failure = number, error
-        self._tell()
+        self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         self._settled += 1
         if self._awaited:
             with self._change:

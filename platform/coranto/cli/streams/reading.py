@@ -77,7 +77,7 @@ def read(
             member: GroupReader[Any] = members.reader(skip_truncated=skip_truncated)
             with opened_sink(output) as sink:
                 async with member:
-                    await _pour(member, sink, limit, is_json=is_json, at_once=True, position=None)
+                    await _print_events(member, sink, limit, is_json=is_json, flushes_each=True, position=None)
             return
         start: Mapping[int, int] | None = begin
         if tail:
@@ -88,7 +88,7 @@ def read(
         with opened_sink(output) as sink:
             async with reader:
                 kept = None if position is None else _PositionFile(position, reader)
-                await _pour(reader, sink, limit, is_json=is_json, at_once=block or tail, position=kept)
+                await _print_events(reader, sink, limit, is_json=is_json, flushes_each=block or tail, position=kept)
 
     with ended_by_sigterm():
         with_client(endpoint, work)
@@ -112,13 +112,13 @@ class _PositionFile:
         self._due = asyncio.get_running_loop().time() + _KEEP_SECONDS
 
 
-async def _pour(
+async def _print_events(
     events: AsyncIterator[Event[Any]],
     sink: Sink,
     limit: int,
     *,
     is_json: bool,
-    at_once: bool,
+    flushes_each: bool,
     position: _PositionFile | None,
 ) -> None:
     count = 0
@@ -131,7 +131,7 @@ async def _pour(
             is_whole = False
             await sink.write((event.envelope.content if is_json else event.data) + b"\n")
             is_due = position is not None and position.is_due()
-            if at_once or is_due:
+            if flushes_each or is_due:
                 await sink.flush()
             is_whole = True
             count += 1

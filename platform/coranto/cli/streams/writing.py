@@ -91,17 +91,17 @@ def write(
                     assert key is not None
                     events = [event for _, event in pairs]
                     with SyncStreamWriter(client, name, format=format, writer_id=writer_id, fresh=fresh) as committer:
-                        told = _commit(committer, name, key, events, 1 if writer_id else None, expected_offset, report)
+                        text = _commit(committer, name, key, events, 1 if writer_id else None, expected_offset, report)
                 else:
                     own = JournalClient.of(client.config)
                     writer: StreamWriter[Any] = StreamWriter(own, name, format=format, writer_id=writer_id, fresh=fresh)
-                    handing = EventFeed(writer, stall_timeout=RETRY_TIMEOUT, late=lambda: _say_late(name, report))
-                    told = _write(own, writer, pairs, handing, report, numbered=writer_id is not None)
+                    handing = EventFeed(writer, stall_timeout=RETRY_TIMEOUT, late=lambda: _report_stall(name, report))
+                    text = _write(own, writer, pairs, handing, report, numbered=writer_id is not None)
         except BaseException:
             if handing is not None and handing.given:
                 note(f"{name}: of {_events(handing.given)} that were read, {handing.durable} are durable")
             raise
-    typer.echo(f"{name}: {told}")
+    typer.echo(f"{name}: {text}")
 
 
 @contextlib.contextmanager
@@ -136,7 +136,7 @@ def _commit(
         configure_logging("error")  # The error that the command shows is enough.
     committing = writer.write_events(key, events, sequence=sequence, expected_offset=expected_offset)
     if not wait([committing], RETRY_TIMEOUT).done:
-        _say_late(name, report)
+        _report_stall(name, report)
     result = committing.result()
     report.advance(len(events))
     how = "found" if result.deduplicated else "committed"
@@ -170,9 +170,9 @@ def _write(
     return f"{_events(handing.durable)} {'is' if handing.durable == 1 else 'are'} durable{known}"
 
 
-def _say_late(stream: str, report: ProgressReport) -> None:
-    say = report.note if sys.stderr.isatty() else note  # On a terminal, the progress bar shows it.
-    say(f"{stream} takes no events at the moment; trying for {DEFAULT_RETRY_TIMEOUT:g} s, unless interrupted")
+def _report_stall(stream: str, report: ProgressReport) -> None:
+    notify = report.note if sys.stderr.isatty() else note  # On a terminal, the progress bar shows it.
+    notify(f"{stream} takes no events at the moment; trying for {DEFAULT_RETRY_TIMEOUT:g} s, unless interrupted")
 
 
 def _parser(key: str | None, key_field: str | None, *, is_json: bool) -> Callable[[bytes, int], tuple[str, Any]]:

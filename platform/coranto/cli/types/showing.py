@@ -19,7 +19,7 @@ from coranto.types.kinds import format_kind
 from coranto.types.references import parse_reference
 from coranto.types.registry import TypeRegistry
 
-_TOLD: Final = 10
+_MAX_STRAY_LINES: Final = 10
 """Maximum lines of a registry that are reported one by one because they are not records."""
 _Output = Annotated[Output, typer.Option("--output", "-o", help="What to print.")]
 
@@ -94,10 +94,10 @@ def _catalog(registry: str, endpoint: str | None) -> Catalog:
         return await TypeRegistry(client, registry).catalog()
 
     catalog = with_client(endpoint, work)
-    told = catalog.strays[:_TOLD]
-    for stray in told:
+    shown = catalog.strays[:_MAX_STRAY_LINES]
+    for stray in shown:
         note(f"registry {registry} at offset {stray.offset}: {stray.problem}; passed over")
-    if more := catalog.stray_count - len(told):
+    if more := catalog.stray_count - len(shown):
         note(f"registry {registry}: {more} more lines are no records; passed over")
     for each in catalog.names:
         if problem := catalog.problem_of(each):

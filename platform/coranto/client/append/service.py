@@ -157,7 +157,7 @@ class AppendService:
         InvalidInput for content that is larger than the spill. Neither is accepted.
         """
         async with self._admission:
-            while not self._has_room(journal, len(content)):
+            while not self._has_capacity(journal, len(content)):
                 self._released.clear()
                 await self._released.wait()
             return self.append_nowait(journal, content)
@@ -171,9 +171,9 @@ class AppendService:
             raise InvalidInput("the spill is not open; use the service by `async with`", field="spill")
         return self._queue(journal, self._spill.add(journal, content), len(content))
 
-    def _has_room(self, journal: str, size: int) -> bool:
+    def _has_capacity(self, journal: str, size: int) -> bool:
         if self._spill is not None:
-            return self._spill.has_room(journal, size)
+            return self._spill.has_capacity(journal, size)
         return not self._pending_bytes or self._pending_bytes + size <= self._capacity
 
     def _queue(self, journal: str, content: bytes | Spilled, size: int) -> asyncio.Future[Appended]:

@@ -119,7 +119,7 @@ class Spill:
         """The unsettled content, in the order of acceptance."""
         return sorted((each for segment in self._segments for each in segment.live.values()), key=_number)
 
-    def has_room(self, journal: str, size: int) -> bool:
+    def has_capacity(self, journal: str, size: int) -> bool:
         """Return True if content fits. Raises InvalidInput for content that is larger than the spill."""
         record = _HEAD.size + len(journal.encode()) + size
         if record > self._max_bytes:

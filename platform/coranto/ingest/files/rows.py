@@ -33,8 +33,8 @@ class FileRows(ABC):
         self._name = json.dumps(path, ensure_ascii=False).encode("utf-8", "replace")
 
     @abstractmethod
-    def read(self, room: int) -> tuple[list[SourceRow | Poison], int, bool]:
-        """Return rows of about `room` bytes, the position after them, and True at the end of the file. Blocks."""
+    def read(self, max_bytes: int) -> tuple[list[SourceRow | Poison], int, bool]:
+        """Return rows of about `max_bytes` bytes, the position after them, and True at the end of the file. Blocks."""
 
     def fields(self) -> tuple[TypeField, ...]:
         """Return the fields of the rows. Raises InvalidInput if no fields hold them, or if the rows have no schema."""
@@ -76,9 +76,9 @@ class JsonFileRows(FileRows):
         file.seek(after)
         self._file, self._at = io.BufferedReader(file, 1 << 20), after
 
-    def read(self, room: int) -> tuple[list[SourceRow | Poison], int, bool]:
+    def read(self, max_bytes: int) -> tuple[list[SourceRow | Poison], int, bool]:
         rows, begin = list[SourceRow | Poison](), self._at
-        while self._at - begin < room:
+        while self._at - begin < max_bytes:
             at, line = self._at, self._file.readline(MAX_ROW_BYTES)
             if not line:
                 return rows, self._at, True
@@ -123,9 +123,9 @@ class CsvFileRows(FileRows):
         for _ in range(after):
             self._next()
 
-    def read(self, room: int) -> tuple[list[SourceRow | Poison], int, bool]:
+    def read(self, max_bytes: int) -> tuple[list[SourceRow | Poison], int, bool]:
         rows, size = list[SourceRow | Poison](), 0
-        while size < room:
+        while size < max_bytes:
             found = self._next()
             if found is None:
                 return rows, self._at, True
@@ -214,7 +214,7 @@ class ParquetFileRows(FileRows):
                 yield from itertools.islice(rows, max(after - begin, 0), None)
             begin = end
 
-    def read(self, room: int) -> tuple[list[SourceRow | Poison], int, bool]:
+    def read(self, max_bytes: int) -> tuple[list[SourceRow | Poison], int, bool]:
         rows = list[SourceRow | Poison]()
         try:
             for each in itertools.islice(self._rows, _ROWS):

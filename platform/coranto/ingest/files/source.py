@@ -63,19 +63,19 @@ class FileSource:
         self._waiting.clear()
         self._touched.clear()
         self._current = None
-        await self._look()
+        await self._list_files()
         return self._options.url
 
-    async def read(self, room: int) -> Sequence[Read] | None:
+    async def read(self, max_bytes: int) -> Sequence[Read] | None:
         if self._current is None and not self._waiting:
             if not self._follow:
                 return None
             if time.monotonic() - self._listed < self._options.look_seconds:
                 await asyncio.sleep(min(POLL_SECONDS, self._options.look_seconds))
                 return []
-            await self._look()
+            await self._list_files()
             return []
-        found = await asyncio.to_thread(self._read, room)
+        found = await asyncio.to_thread(self._read, max_bytes)
         if found is None:
             return []
         self._touched[found.split] = found.position[0]
@@ -111,7 +111,7 @@ class FileSource:
 
     # -- Blocking parts ------------------------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _list_files(self) -> None:
         """List the files, and note those to be read. Raises SourceChanged."""
         files = self._files = await asyncio.to_thread(self._list)
         self._listed = time.monotonic()
@@ -126,14 +126,14 @@ class FileSource:
         unread = [path for path in files if not self._positions.get(path, (0, 0, False))[2]]
         self._waiting = deque(sorted(path for path in unread if self._current is None or path != self._current[0].path))
 
-    def _read(self, room: int) -> Read | None:
+    def _read(self, max_bytes: int) -> Read | None:
         """Return the next rows, or None if a file was removed before it was read."""
         if self._current is None and not self._begin(self._waiting.popleft()):
             return None
         assert self._current is not None
         file, rows = self._current
         with _errors("read", file.path, self._options.url):
-            found, at, done = rows.read(min(room, _READ_BYTES))
+            found, at, done = rows.read(min(max_bytes, _READ_BYTES))
         position = self._positions[file.path] = [file.identity, at, done]
         if done:
             self._current = None

@@ -102,10 +102,10 @@ class RequestQueue:
             request.done.cancel()
             self._forget(request)
 
-    def take(self, room: int, keys: KeyWindow) -> list[Request]:
-        """Return requests of about `room` bytes for an attempt. Requests whose keys are known get their answer."""
+    def take(self, max_bytes: int, keys: KeyWindow) -> list[Request]:
+        """Return requests of about `max_bytes` bytes for an attempt. Requests whose keys are known get their answer."""
         size = sum(each.size for each in self._taken)
-        while self._queue and (not self._taken or size + self._queue[0].size <= room):
+        while self._queue and (not self._taken or size + self._queue[0].size <= max_bytes):
             request = self._queue.popleft()
             if not self._is_known(request, keys):
                 self._last += 1

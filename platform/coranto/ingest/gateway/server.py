@@ -168,8 +168,8 @@ class WebhookServer:
                     http.writer.output_size = 0
                 async for chunk in http.content.iter_any():
                     is_small = len(body) + len(chunk) <= _SMALL_BYTES
-                    room = options.memory_bytes if is_small else options.memory_bytes * 3 // 4
-                    if ingest.held_bytes + len(chunk) > room:
+                    max_held = options.memory_bytes if is_small else options.memory_bytes * 3 // 4
+                    if ingest.held_bytes + len(chunk) > max_held:
                         raise Refused(429, "the gateway has no room for the request; send it again", closes=True)
                     body += chunk
                     ingest.hold(len(chunk))

@@ -61,7 +61,7 @@ class KafkaSource:
         self._touched: set[str] = set()  # Topics of records that were read since the last `confirm`.
         self._first: list[Read] = []
         self._follow = False
-        self._looked = 0.0
+        self._checked_at = 0.0
         self._record_bytes = 0
         self._calls = threading.Lock()  # A call may continue after its task was cancelled.
 
@@ -69,13 +69,13 @@ class KafkaSource:
         self._follow = follow
         return await asyncio.to_thread(self._open, after)
 
-    async def read(self, room: int) -> Sequence[Read] | None:
+    async def read(self, max_bytes: int) -> Sequence[Read] | None:
         if self._first:
             first, self._first = self._first, []
             return first
         if not self._follow and not self._ends:
             return None
-        found = await asyncio.to_thread(self._read, room)
+        found = await asyncio.to_thread(self._read, max_bytes)
         self._touched |= {each.split.partition("/")[0] for each in found}
         return found
 
@@ -159,7 +159,7 @@ class KafkaSource:
         if is_start and not self._follow:
             self._ends = {place: offsets[place].end for place in new if offsets[place].end > at[place]}
         self._start(at)
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
 
     def _begin(self, place: _Place, offsets: Offsets, after: Positions, *, is_start: bool) -> int:
         """Return the first offset of a partition that is to be read."""
@@ -205,16 +205,16 @@ class KafkaSource:
         assert self._consumer is not None
         return self._consumer
 
-    def _read(self, room: int) -> list[Read]:
+    def _read(self, max_bytes: int) -> list[Read]:
         with self._calls:
-            return self._read_alone(room)
+            return self._read_alone(max_bytes)
 
-    def _read_alone(self, room: int) -> list[Read]:
+    def _read_alone(self, max_bytes: int) -> list[Read]:
         if self._consumer is None:
             return []  # It was closed.
-        if self._follow and time.monotonic() - self._looked >= self._options.look_seconds:
+        if self._follow and time.monotonic() - self._checked_at >= self._options.look_seconds:
             self._assign(self._known.topics(), {})
-        count = _FIRST_RECORDS if not self._record_bytes else room // self._record_bytes
+        count = _FIRST_RECORDS if not self._record_bytes else max_bytes // self._record_bytes
         try:
             records = self._reading.consume(max(1, min(count, _MAX_RECORDS)), _POLL_SECONDS)
         except (KafkaException, RuntimeError) as error:

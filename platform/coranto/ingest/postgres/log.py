@@ -118,15 +118,15 @@ class ChangeLog:
         """Report to the server, which would end a connection that is silent, without reading changes."""
         self._replication.report()
 
-    def read(self, room: int, seconds: float, until: int = 0) -> list[Read]:
-        """Return the transactions that come within some seconds, of about `room` bytes.
+    def read(self, max_bytes: int, seconds: float, until: int = 0) -> list[Read]:
+        """Return the transactions that come within some seconds, of about `max_bytes` bytes.
 
         A transaction that was committed at `until` or later is kept for the next call without it. Raises InvalidInput
         for a transaction that is too large.
         """
         found: list[Read] = []
         size, deadline = 0, time.monotonic() + seconds
-        while size < room:
+        while size < max_bytes:
             if self._held is not None:
                 if until and self._held.commit_lsn >= until:
                     break

@@ -158,8 +158,8 @@ class TableRows:
         assert old is not None
         names = None if change.is_full else [each.in_identity for each in shape.columns]
         gone = _meta(shape.json, "delete", commit, seq, moved=True)
-        come = _meta(shape.json, "insert", commit, seq, before, unchanged, moved=True)
-        return [self._row(shape, "delete", old, gone, given=names), self._row(shape, "insert", new, come)]
+        inserted_meta = _meta(shape.json, "insert", commit, seq, before, unchanged, moved=True)
+        return [self._row(shape, "delete", old, gone, given=names), self._row(shape, "insert", new, inserted_meta)]
 
     def _row(
         self, shape: Shape, operation: str, values: Tuple, meta: bytes, given: Sequence[bool] | None = None

@@ -72,10 +72,10 @@ class TableSnapshot:
         self.tables, self.lsn = tables, parse_lsn(position)
         return True
 
-    def rows(self, table: Table, after: Sequence[str] | None, room: int) -> tuple[list[Tuple], bool]:
+    def rows(self, table: Table, after: Sequence[str] | None, max_bytes: int) -> tuple[list[Tuple], bool]:
         """Return the rows behind a key, and True if there are more of them."""
         assert self._connection is not None
-        count = room // self._row_bytes if self._row_bytes else _FIRST_ROWS
+        count = max_bytes // self._row_bytes if self._row_bytes else _FIRST_ROWS
         count = max(1, min(count, _MAX_ROWS))
         key = sql.SQL(", ").join(map(sql.Identifier, table.key))
         conditions = []

@@ -60,7 +60,7 @@ class PostgresSource:
         self._first: list[Read] = []
         self._follow = False
         self._end = 0  # The end of the log when the source was opened, unless it is to follow.
-        self._looked = 0.0
+        self._checked_at = 0.0
         self._advanced = 0.0
         self._calls = threading.Lock()  # A call may continue after its task was cancelled.
 
@@ -68,8 +68,8 @@ class PostgresSource:
         self._follow = follow
         return await asyncio.to_thread(self._open, after)
 
-    async def read(self, room: int) -> Sequence[Read] | None:
-        return await asyncio.to_thread(self._read, room)
+    async def read(self, max_bytes: int) -> Sequence[Read] | None:
+        return await asyncio.to_thread(self._read, max_bytes)
 
     async def fields(self) -> tuple[TypeField, ...] | None:
         return await asyncio.to_thread(self._rows.fields)
@@ -115,7 +115,7 @@ class PostgresSource:
             self._role = server.require_settings(connection)
             self._first = []
             self._positions = {name: dict(position) for name, position in after.items() if name != LOG}
-            self._look()
+            self._check()
             position = LogPosition.parse(after[LOG]) if LOG in after else None
             has_slot = server.has_slot(connection, self._slot, None if position is None else position.lsn)
             flushed, end = server.flushed(connection)
@@ -157,7 +157,7 @@ class PostgresSource:
         self._changes = ChangeLog(self._replication, self._options, self._rows, position, self._key_of)
         self._advanced = time.monotonic()
 
-    def _read(self, room: int) -> list[Read] | None:
+    def _read(self, max_bytes: int) -> list[Read] | None:
         with self._calls:
             if self._connection is None or self._replication is None:
                 return []  # It was closed before.
@@ -167,22 +167,22 @@ class PostgresSource:
                 _log.info("ingest.slot_created", slot=self._slot)
                 self._start(None)
             assert self._changes is not None
-            if self._snapshot is None and self._follow and self._is_time_to_look():
-                self._look()
+            if self._snapshot is None and self._follow and self._is_check_due():
+                self._check()
             first, self._first = self._first, []
             if first:
                 return first
             if unread := [name for name in self._tables if not self._positions[name]["done"]]:
-                return self._read_snapshot(self._changes, unread, room)
-            return self._read_log(self._changes, room)
+                return self._read_snapshot(self._changes, unread, max_bytes)
+            return self._read_log(self._changes, max_bytes)
 
     # -- Changes -------------------------------------------------------------------------------------------------------
 
-    def _read_log(self, changes: ChangeLog, room: int) -> list[Read] | None:
+    def _read_log(self, changes: ChangeLog, max_bytes: int) -> list[Read] | None:
         assert changes.position is not None
         if not self._follow and changes.position.lsn >= self._end and not changes.position.done:
             return None
-        reads = changes.read(room, _WAIT_SECONDS)
+        reads = changes.read(max_bytes, _WAIT_SECONDS)
         if reads:
             self._advanced = time.monotonic()
             return reads
@@ -198,7 +198,7 @@ class PostgresSource:
 
     # -- Rows ----------------------------------------------------------------------------------------------------------
 
-    def _read_snapshot(self, changes: ChangeLog, unread: Sequence[str], room: int) -> list[Read]:
+    def _read_snapshot(self, changes: ChangeLog, unread: Sequence[str], max_bytes: int) -> list[Read]:
         """Read the changes up to the position of a snapshot, and then the rows that are not read yet."""
         if self._snapshot is None:
             self._snapshot = TableSnapshot(self._options, self._role)
@@ -210,22 +210,22 @@ class PostgresSource:
         if changes.position is None:
             return [changes.begin(snapshot.lsn)]
         if changes.position.lsn < snapshot.lsn:
-            reads = changes.read(room, _WAIT_SECONDS, until=snapshot.lsn)
+            reads = changes.read(max_bytes, _WAIT_SECONDS, until=snapshot.lsn)
             changes.ask()
             if not reads and (changes.is_at(snapshot.lsn)):
                 return [changes.begin(snapshot.lsn)]
             return reads
         changes.keep_alive()
         name = unread[0]
-        read = self._read_rows(snapshot, name, room)
+        read = self._read_rows(snapshot, name, max_bytes)
         if len(unread) == 1 and read.position["done"]:
             snapshot.close()
             self._snapshot = None
-            self._looked = time.monotonic() - self._options.look_seconds  # For what has changed since.
+            self._checked_at = time.monotonic() - self._options.look_seconds  # For what has changed since.
             _log.info("ingest.snapshot_ends", slot=self._slot, position=format_lsn(snapshot.lsn))
         return [read]
 
-    def _read_rows(self, snapshot: TableSnapshot, name: str, room: int) -> Read:
+    def _read_rows(self, snapshot: TableSnapshot, name: str, max_bytes: int) -> Read:
         table = snapshot.tables.get(name)
         if table is None:
             raise Unavailable(f"table {name} left the publication while it was read")
@@ -233,7 +233,7 @@ class PostgresSource:
         if must_be_read_again(table, position):
             position = position_of(table, position)
         shape = self._shape(table)
-        found, has_more = snapshot.rows(table, position.get("after"), room)
+        found, has_more = snapshot.rows(table, position.get("after"), max_bytes)
         rows = (self._rows.read(shape, values, snapshot.lsn) for values in found)
         after = {"after": [(found[-1][at] or b"").decode() for at in shape.key]} if has_more else {}
         position = self._positions[name] = {**position_of(table, position), **after, "done": not has_more}
@@ -245,14 +245,14 @@ class PostgresSource:
 
     # -- Tables --------------------------------------------------------------------------------------------------------
 
-    def _is_time_to_look(self) -> bool:
-        return time.monotonic() - self._looked >= self._options.look_seconds
+    def _is_check_due(self) -> bool:
+        return time.monotonic() - self._checked_at >= self._options.look_seconds
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Look for tables that are new, and for columns that have changed. Raises as `tables_of`."""
         assert self._connection is not None
         self._tables = tables_of(self._connection, self._options, self._role, self._positions)
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         for name, table in self._tables.items():
             known = self._positions.get(name)
             now = position_of(table, known)

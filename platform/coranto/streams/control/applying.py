@@ -46,7 +46,7 @@ async def apply_changes(
             await clock.sleep(delay)
     names = [("name", each.delete or each.upsert.name) for each in changes]
     present = {info.name: info for info in (await client.list(labels.label_selector(include=names))).journals}
-    if all(_looks_applied(each, present) for each in changes):
+    if all(_appears_applied(each, present) for each in changes):
         return Applied(max((each.mod_revision for each in present.values()), default=0), False)
     raise unknown
 
@@ -60,7 +60,7 @@ async def try_changes(client: JournalClient, changes: Sequence[pb.ApplyRequest.C
     return True
 
 
-def _looks_applied(change: pb.ApplyRequest.Change, present: Mapping[str, JournalInfo]) -> bool:
+def _appears_applied(change: pb.ApplyRequest.Change, present: Mapping[str, JournalInfo]) -> bool:
     """Return True if a journal is as the change makes it, or was changed further since."""
     if change.delete:
         return change.delete not in present

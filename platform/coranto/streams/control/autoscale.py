@@ -88,7 +88,7 @@ class Autoscaler:
         """
         found = await self._found()
         self._meters = {each.name: self._meters.get(each.name) or Meter(self._windows) for each in found}
-        done = await asyncio.gather(*(self._look_after(stream) for stream in found))
+        done = await asyncio.gather(*(self._scale(stream) for stream in found))
         return [each for each in done if each is not None]
 
     async def _found(self) -> list[Stream]:
@@ -106,7 +106,7 @@ class Autoscaler:
             _log.warning("autoscale.stream_inconsistent", stream=name, error=str(problem))
         return found
 
-    async def _look_after(self, stream: Stream) -> Scaled | None:
+    async def _scale(self, stream: Stream) -> Scaled | None:
         try:
             policy = self._policy or (parse_policy(stream.scaling) if stream.scaling else None)
             if policy is None or policy.unit is None or stream.is_sealed:

@@ -74,7 +74,7 @@ from coranto.streams.model.stream import (
 )
 from coranto.wire import protocol_pb2 as pb
 
-_AT_ONCE = 16
+_CONCURRENCY = 16
 _ATTEMPTS = 20
 
 
@@ -122,7 +122,7 @@ class Streams:
     async def heads(self, stream: Stream, segments: Iterable[Segment] | None = None) -> dict[int, int]:
         """Return the write heads of segments (by default all), by number. Segments that are gone are left out."""
         found: dict[int, int] = {}
-        limit = asyncio.Semaphore(_AT_ONCE)
+        limit = asyncio.Semaphore(_CONCURRENCY)
 
         async def look(segment: Segment) -> None:
             async with limit:
@@ -390,7 +390,7 @@ class Streams:
                 gate = await decisions.close()
                 await decisions.finish(gate)
                 view = await view_of(self._client, name)
-            limit = asyncio.Semaphore(_AT_ONCE)
+            limit = asyncio.Semaphore(_CONCURRENCY)
 
             async def ended(segment: Segment, limit: asyncio.Semaphore = limit) -> int:
                 async with limit:
@@ -418,7 +418,7 @@ class Streams:
             unfinished = view.stream.unfinished()[:MAX_CHANGES]
             if not unfinished:
                 return view
-            limit = asyncio.Semaphore(_AT_ONCE)
+            limit = asyncio.Semaphore(_CONCURRENCY)
 
             async def ended(segment: Segment, revision: int, limit: asyncio.Semaphore = limit) -> Segment:
                 async with limit:

@@ -280,8 +280,8 @@ def decide(stream: Stream, rates: Mapping[int, Rates], policy: ScalingPolicy, wi
     # The hottest first, in case not all of them can be split.
     for number in sorted(hot, key=lambda each: (-hot[each], each)):
         segment = stream.segments[number]
-        room = min(policy.max_segments - count + 1, segment.range.width, MAX_CHANGES // 2)
-        into = min(max(2, int(hot[number])), policy.factor, room)
+        most = min(policy.max_segments - count + 1, segment.range.width, MAX_CHANGES // 2)
+        into = min(max(2, int(hot[number])), policy.factor, most)
         if into >= 2 and sum(_size(change) for change in changes) + into + 1 <= MAX_CHANGES:
             changes.append(Split(number, into))
             count += into - 1

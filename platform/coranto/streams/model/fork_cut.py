@@ -97,8 +97,12 @@ def fork_segments(stream: Stream, name: str, cut: Mapping[int, int]) -> dict[int
     found = {}
     for number, offset in sorted(cut.items()):
         segment = stream.segments[number]
-        goes_on = [each for each in stream.successors(number) if each.number in cut]
-        sealed = segment.sealed_at is not None and offset == segment.sealed_at and (goes_on or segment.end_of_stream)
+        present_successors = [each for each in stream.successors(number) if each.number in cut]
+        sealed = (
+            segment.sealed_at is not None
+            and offset == segment.sealed_at
+            and (present_successors or segment.end_of_stream)
+        )
         found[number] = replace(
             segment,
             journal=segment_journal(name, number),

@@ -68,7 +68,7 @@ def readable(segments: Mapping[int, Segment], read: Mapping[int, int]) -> frozen
     return frozenset(found)
 
 
-def has_read_what_is_gone(segments: Mapping[int, Segment], begun: Collection[int]) -> bool:
+def has_read_removed_segments(segments: Mapping[int, Segment], begun: Collection[int]) -> bool:
     """Return True if a reader has read all segments that are gone, given those that it has begun.
 
     The first remaining segments share the key space, so any removed one comes before one of

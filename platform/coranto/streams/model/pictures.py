@@ -131,9 +131,9 @@ def _ends(stream: PicturedStream, segment: PicturedSegment) -> int:
 def stream_html(stream: PicturedStream) -> str:
     """Return the map and the table of a stream as HTML, for `_repr_html_`."""
     count = len(stream.active())
-    told = "sealed" if stream.is_sealed else f"{count} active segment{'' if count == 1 else 's'}"
+    state = "sealed" if stream.is_sealed else f"{count} active segment{'' if count == 1 else 's'}"
     rows = [segment_row(stream, each, {}) for each in stream.segments.values()]
-    title = f"<b>{escape(stream.name)}</b>, {told}, epoch {stream.epoch}"
+    title = f"<b>{escape(stream.name)}</b>, {state}, epoch {stream.epoch}"
     table = html_table([name.lower() for name in COLUMNS], rows)
     return f'<div style="overflow-x: auto">{title}<br/>{_svg(stream)}{table}</div>'
 

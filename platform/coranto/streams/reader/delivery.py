@@ -138,7 +138,7 @@ class SegmentSource(Generic[E]):
         self._buffered = 0
         self._fetched = position.offset
         self._journal_id = position.journal_id if position.offset else ""
-        self._room = asyncio.Event()
+        self._has_capacity = asyncio.Event()
         self._failure: CorantoError | None = None
         self._fetching = asyncio.ensure_future(self._fetch())
 
@@ -211,7 +211,7 @@ class SegmentSource(Generic[E]):
                 break
             chunk = self._chunks.popleft()
             self._buffered -= len(chunk.content)
-            self._room.set()
+            self._has_capacity.set()
             self._decoded = self._decoder.feed(chunk.content, chunk.offset)
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -243,7 +243,7 @@ class SegmentSource(Generic[E]):
             self._until_prune = _PRUNE_EVERY
             now = self._now()
             source = self._sequencer.checkpoint(Pruning(now))[self.journal]
-            self._skew.look(source, now)
+            self._skew.check(source, now)
             self._pending = {each: known for each, known in self._pending.items() if each in source.producers}
 
     async def _replayed(self) -> list[Envelope[E]]:
@@ -290,8 +290,8 @@ class SegmentSource(Generic[E]):
                         self._journal_id = chunk.journal_id or self._journal_id
                         self._wake(self.number)
                         while self._buffered >= self._read_ahead:
-                            self._room.clear()
-                            await self._room.wait()
+                            self._has_capacity.clear()
+                            await self._has_capacity.wait()
         except CorantoError as error:
             self._failure = error
         self._wake(self.number)

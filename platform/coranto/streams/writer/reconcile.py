@@ -50,7 +50,7 @@ class Reconciler:
         """True once the registers had an entry of this session."""
         self.end = 0
         """The beginning of a message, at or before the next append's beginning."""
-        self._told_end = 0  # The furthest end of the segment that an append has told.
+        self._reported_end = 0  # The furthest end of the segment that an append has told.
         self._taken_from: int | None = None  # The session that this one continues.
         self.lineage = Lineage()
         """The writer's traces in the segments before this one."""
@@ -171,7 +171,9 @@ class Reconciler:
         if attempts:
             await asyncio.wait([attempt.task for attempt in attempts if attempt.task is not None])
         last = max((number for number, attempt in enumerate(attempts) if attempt.result is not None), default=-1)
-        self._told_end = max([self._told_end, *(each.result.end for each in attempts if each.result is not None)])
+        self._reported_end = max(
+            [self._reported_end, *(each.result.end for each in attempts if each.result is not None)]
+        )
         for attempt in attempts[: last + 1]:
             # An applied append is conditioned on all before it.
             await self._resolve_applied(attempt)
@@ -191,7 +193,7 @@ class Reconciler:
             shared.events,
             shared.identity.producer,
             attempt.first_clock,
-            range(self.end, self._told_end),
+            range(self.end, self._reported_end),
             shared.retry_timeout,
         )
         self._succeed(attempt, -1 if begin is None else begin, -1)
@@ -204,7 +206,7 @@ class Reconciler:
             registers, head = await handshake(self._shared, self.segment.journal)
             status = rules.writer_status(registers, head, identity, self._taken_from)
         self.registers = registers
-        self._told_end = max(self._told_end, head)
+        self._reported_end = max(self._reported_end, head)
         entry = registers.entries.get(identity.label)
         if status is WriterStatus.OURS:
             assert entry is not None
@@ -273,7 +275,7 @@ class Reconciler:
     async def resolve_sealed(self, registers: Registers, head: int) -> None:
         """Settle by the registers of a sealed segment, which no longer change."""
         identity = self._shared.identity
-        self._told_end = max(self._told_end, head)
+        self._reported_end = max(self._reported_end, head)
         status = rules.writer_status(registers, head, identity, self._taken_from)
         if status is WriterStatus.OURS:
             await self._resolve_through(registers.entries[identity.label])

@@ -243,14 +243,14 @@ class SegmentWriter:
             raise self._shared.dead
         if not self._leaving:
             try:
-                await self._go_on()
+                await self._send_next()
                 return
             except (JournalNotFound, NotAllowed):
                 self._leaving = True
         await self._reconciler.resolve_in_flight()
         await self._leave()
 
-    async def _go_on(self) -> None:
+    async def _send_next(self) -> None:
         await self._ensure_handshake()
         in_flight = self._queue.in_flight
         if not any(each.is_answered and each.result is None for each in in_flight):

@@ -46,7 +46,7 @@ class CoordinatorContract:
         """The prefix of this test's keys."""
         return f"/contract/{request.node.name}/"
 
-    def test_ranges_are_of_one_revision_and_say_where_they_come_from(self, root: str) -> None:
+    def test_a_range_has_one_revision_and_reports_it(self, root: str) -> None:
         async def scenario(coordinator: Coordinator) -> None:
             first = await coordinator.txn([], [Put(f"{root}{i:03}", b"x" * i) for i in range(100)])
             assert first.succeeded

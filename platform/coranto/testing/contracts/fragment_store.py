@@ -110,7 +110,7 @@ class FragmentStoreContract:
         assert [found.journal for found in await listed(store, "flights/events")] == ["flights/events"]
         assert await listed(store, "flights/none") == []
 
-    async def test_markers_and_names_tell_whose_a_folder_is(self, store: FragmentStore) -> None:
+    async def test_listing_tells_nested_journals_apart(self, store: FragmentStore) -> None:
         for journal, postfix in (("flights/100%", "a=1"), ("flights/100%/eu", ""), ("flights/100%/eu", "b=1")):
             await put(store, fragment_of(CONTENT, journal=journal, postfix=postfix))
         mine = await store.listing("flights/100%", lambda: ["flights/100%/eu", "flights/other"])

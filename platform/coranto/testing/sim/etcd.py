@@ -111,7 +111,7 @@ class SimEtcd:
         for lease_id, (ttl, keys) in backup.leases.items():
             lease = _Lease(lease_id, ttl, self._loop.time() + ttl, keys=dict.fromkeys(keys))
             self._leases[lease_id] = lease
-            self._look_after(ttl, lease)
+            self._expire_later(ttl, lease)
         self.break_watches()
 
     def compact(self) -> None:
@@ -182,7 +182,7 @@ class SimEtcd:
         self._next_lease += 1
         lease = _Lease(self._next_lease, max(2, ttl), self._loop.time() + max(2, ttl))
         self._leases[lease.id] = lease
-        self._look_after(lease.ttl, lease)
+        self._expire_later(lease.ttl, lease)
         return GrantedLease(lease.id, lease.ttl)
 
     def keep_alive(self, lease_id: int) -> int:
@@ -216,7 +216,7 @@ class SimEtcd:
         self._watchers[watcher] = None
         for revision, events in self._history:
             if revision >= from_revision:
-                self._tell(watcher, revision, events)
+                self._notify(watcher, revision, events)
         return watcher
 
     def unwatch(self, watcher: _Watcher) -> None:
@@ -283,11 +283,11 @@ class SimEtcd:
         self._history.append((revision, tuple(events)))
         self._loop.note(f"etcd {revision}: {[(event.kv.key, event.deleted) for event in events]}")
         for watcher in self._watchers:
-            self._tell(watcher, revision, tuple(events))
+            self._notify(watcher, revision, tuple(events))
         for hook in self.on_commit:
             hook()
 
-    def _tell(self, watcher: _Watcher, revision: int, events: tuple[WatchEvent, ...]) -> None:
+    def _notify(self, watcher: _Watcher, revision: int, events: tuple[WatchEvent, ...]) -> None:
         mine = tuple(event for event in events if event.kv.key.startswith(watcher.prefix))
         if mine:
             watcher.lane.send(WatchBatch(EtcdHeader(self.cluster_id, 0x01, revision, 2), mine))
@@ -307,9 +307,9 @@ class SimEtcd:
             for hook in self.on_expiry:
                 hook(lease.id)
             return
-        self._look_after(left, lease)
+        self._expire_later(left, lease)
 
-    def _look_after(self, seconds: float, lease: _Lease) -> None:
+    def _expire_later(self, seconds: float, lease: _Lease) -> None:
         lease.due = self._loop.time() + seconds
         self._loop.later(seconds, self._expire, lease)
 

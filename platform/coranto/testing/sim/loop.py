@@ -37,7 +37,7 @@ class Deadlock(Exception):
     """Raised when nothing is ready and no timer is set, so that nothing will ever happen again."""
 
 
-_NOWHERE = contextvars.Context()
+_EMPTY_CONTEXT = contextvars.Context()
 """The context of callbacks that belong to no process: networks, services, timers of the world."""
 
 
@@ -109,7 +109,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def later(self, seconds: float, action: Callable[..., object], *arguments: Any) -> None:
         """Call `action` after `seconds` of virtual time, as a part of the world rather than of a process."""
-        self.call_later(seconds, action, *arguments, context=_NOWHERE.copy())
+        self.call_later(seconds, action, *arguments, context=_EMPTY_CONTEXT.copy())
 
     def start_task(
         self, work: Coroutine[Any, Any, T], *, name: str | None, context: contextvars.Context

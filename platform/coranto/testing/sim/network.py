@@ -44,7 +44,7 @@ class Network:
         self._cuts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._held: defaultdict[tuple[str, str], deque[Callable[[], None]]] = defaultdict(deque)
         self._on_cut: dict[Callable[[str, str], None], None] = {}
-        self._on_mend: dict[Callable[[str, str], None], None] = {}
+        self._on_restore: dict[Callable[[str, str], None], None] = {}
 
     def delay(self) -> float:
         low, high = self.delays.congested if self.rng.random() < self.delays.congestion else self.delays.usual
@@ -64,7 +64,7 @@ class Network:
             nonlocal restored
             if not restored:
                 restored = True
-                self._mend(source, target)
+                self._restore_link(source, target)
 
         return restore
 
@@ -78,14 +78,14 @@ class Network:
 
         return restore
 
-    def observe(self, on_cut: Callable[[str, str], None], on_mend: Callable[[str, str], None]) -> Callable[[], None]:
+    def observe(self, on_cut: Callable[[str, str], None], on_restore: Callable[[str, str], None]) -> Callable[[], None]:
         """Call the functions when a link is cut or restored. Return a function that stops the calls."""
         self._on_cut[on_cut] = None
-        self._on_mend[on_mend] = None
+        self._on_restore[on_restore] = None
 
         def stop() -> None:
             self._on_cut.pop(on_cut, None)
-            self._on_mend.pop(on_mend, None)
+            self._on_restore.pop(on_restore, None)
 
         return stop
 
@@ -133,11 +133,11 @@ class Network:
             return
         deliver()
 
-    def _mend(self, source: str, target: str) -> None:
+    def _restore_link(self, source: str, target: str) -> None:
         self._cuts[source, target] -= 1
         if self._cuts[source, target]:
             return
-        for observer in list(self._on_mend):
+        for observer in list(self._on_restore):
             observer(source, target)
         self.loop.later(self.delay(), self._release, source, target)
 

@@ -24,7 +24,7 @@ class RealTimeline:
         self._loop = loop
         self._numbers = 0
         self._closed = False
-        self._nowhere = contextvars.Context()
+        self._empty_context = contextvars.Context()
         self._timers: dict[int, asyncio.Handle] = {}
         self._before: Any = loop.get_task_factory()
         loop.set_task_factory(self._make_task)
@@ -36,7 +36,7 @@ class RealTimeline:
     def later(self, seconds: float, action: Callable[..., object], *arguments: Any) -> None:
         if self._closed:
             return
-        number, context = self.number(), self._nowhere.copy()
+        number, context = self.number(), self._empty_context.copy()
         if seconds <= 0:
             # `call_soon` keeps the order of calls; timers for the same instant do not.
             timer = self._loop.call_soon(self._due, number, action, arguments, context=context)

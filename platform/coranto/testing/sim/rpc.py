@@ -336,7 +336,7 @@ class SimCall:
         self._down = Lane(network, target, self.node, self._arrived)
         self._up = Lane(network, self.node, target, self._arrived_at_server)
         self.peer = target
-        self._stop_observing = network.observe(self._link_cut, self._link_mended)
+        self._stop_observing = network.observe(self._link_cut, self._link_restored)
         if network.is_cut(self.node, target) or network.is_cut(target, self.node):
             self._link_cut(self.node, target)
         self._up.send(("open", endpoint))
@@ -397,7 +397,7 @@ class SimCall:
         if self._server is not None:
             self._server.end_lost()
 
-    def _link_mended(self, source: str, target: str) -> None:
+    def _link_restored(self, source: str, target: str) -> None:
         """Let an end that has given up answer arriving messages with a reset."""
         if {source, target} != {self.node, self.peer}:
             return

@@ -65,7 +65,7 @@ DEFAULT_RETRY_TIMEOUT: Final = 60.0
 _NONE_YET: Final = "0.0.done"
 """The register of a writer that is enlisted."""
 _VALUE: Final = re.compile(r"(\d{1,18})\.([0-9a-f]{1,64})(\.done)?")
-_AT_ONCE: Final = 16
+_CONCURRENCY: Final = 16
 
 _log = structlog.get_logger(__name__)
 
@@ -130,10 +130,10 @@ class BulkCommitter:
         if stream.is_sealed:
             raise StreamSealed(f"stream {self.stream} is sealed: it takes no more events. Write to another stream")
         await self._decisions.finish(snapshot.gate)
-        at_once = asyncio.Semaphore(_AT_ONCE)
+        limit = asyncio.Semaphore(_CONCURRENCY)
 
         async def hold(journal: str) -> None:
-            async with at_once:
+            async with limit:
                 await hold_segment(self._client, journal, self._ticks, self._retry_timeout)
 
         await asyncio.gather(*(hold(segment.journal) for segment in stream.active()))
@@ -283,10 +283,10 @@ class BulkCommitter:
     async def _acknowledge(self, txn: str, parts: Sequence[BulkPart], writer: str, value: str) -> None:
         """Make decided events visible. What fails here is done by the next writer, or when the segment is sealed."""
         contents = acknowledgements(parts)
-        at_once = asyncio.Semaphore(_AT_ONCE)
+        limit = asyncio.Semaphore(_CONCURRENCY)
 
         async def append(journal: str) -> None:
-            async with at_once:
+            async with limit:
                 await self._client.append(
                     journal, contents[journal], retry_unknown=True, retry_timeout=self._retry_timeout
                 )

@@ -104,11 +104,11 @@ class _Part:
     drop: bytes
 
 
-class _StartAgain(Exception):
+class _Restart(Exception):
     """Nothing was decided, and the whole transaction must start again. `__cause__` has the reason."""
 
 
-class _SegmentsChanged(_StartAgain):
+class _SegmentsChanged(_Restart):
     """The stream's segments changed since the transaction looked at them."""
 
 
@@ -144,7 +144,7 @@ class MultiKeyWriter(Generic[E]):
         self._cached_snapshot: StreamSnapshot | None = None
         self._held: set[str] = set()
         self._batches: dict[str, Batches[LaneChange]] = {}
-        self._at_once = asyncio.Semaphore(MAX_LANES)
+        self._lane_limit = asyncio.Semaphore(MAX_LANES)
         self._dropping = asyncio.Lock()
         self._lanes = LanePool(lambda: new_producer_id(entropy))
         self._committed = 0
@@ -200,7 +200,7 @@ class MultiKeyWriter(Generic[E]):
         """Commit events, given behind their keys. Starts again as a whole if segments change."""
         if self._closed:
             raise InvalidInput("the writer is closed; make another one")
-        async with self._at_once:
+        async with self._lane_limit:
             return await self._attempts(keys, events)
 
     # -- Its parts -----------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class MultiKeyWriter(Generic[E]):
             snapshot = await self._snapshot()
             try:
                 return await self._attempt(snapshot, keys, events, batch)
-            except _StartAgain as error:
+            except _Restart as error:
                 if self._cached_snapshot is snapshot and isinstance(error, _SegmentsChanged):
                     self._cached_snapshot = None
                 delay = retry.failed(self._log.clock.monotonic())
@@ -439,7 +439,7 @@ def _worst(failures: Sequence[BaseException]) -> BaseException:
             return each
     for each in failures:
         if isinstance(each, AppendOutcomeUnknown | RegisterMismatch):
-            again = _StartAgain()
+            again = _Restart()
             again.__cause__ = each
             return again
     return _SegmentsChanged()

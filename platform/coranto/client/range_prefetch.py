@@ -1,7 +1,7 @@
 """Concurrent prefetch of many small ranges, for blocking code that takes their content in turn.
 
-Sequential reads of small ranges would mostly wait for round trips. Here the loop reads up to `at_once` ranges ahead of
-the consuming thread, with up to `room_bytes` under way or not taken yet. A larger range is read alone.
+Sequential reads of small ranges would mostly wait for round trips. Here the loop reads up to `concurrency` ranges ahead
+of the consuming thread, with up to `max_unread_bytes` under way or not taken yet. A larger range is read alone.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from coranto.client.values import Chunk
 from coranto.errors import Unavailable
 from coranto.fragments.fragment import Fragment
 
-READS_AT_ONCE: Final = 32
-ROOM_BYTES: Final = 8 << 20
+CONCURRENCY: Final = 32
+MAX_UNREAD_BYTES: Final = 8 << 20
 FETCHED_BYTES: Final = 64 << 20
 
 
@@ -39,7 +39,7 @@ class JournalRange(NamedTuple):
 ReadOf: TypeAlias = Callable[[JournalRange], AsyncGenerator[Chunk]]
 
 
-class SideBySide:
+class RangePrefetch:
     """Reads of ranges. `run` runs on the loop, and one other thread calls `take`."""
 
     def __init__(
@@ -49,15 +49,15 @@ class SideBySide:
         read: ReadOf,
         *,
         timeout: float | None,
-        at_once: int = READS_AT_ONCE,
-        room_bytes: int = ROOM_BYTES,
+        concurrency: int = CONCURRENCY,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
     ) -> None:
         self._loop = loop
         self._ranges = ranges
         self._read = read
         self._timeout = timeout
-        self._at_once = at_once
-        self._room_bytes = room_bytes
+        self._concurrency = concurrency
+        self._max_unread_bytes = max_unread_bytes
         self._ready = threading.Condition()
         self._wanted = 0
         self._found: dict[int, list[Chunk] | BaseException] = {}
@@ -65,8 +65,8 @@ class SideBySide:
         self._bytes = 0
         """The total length of ranges under way or not taken yet."""
         self._under_way = 0
-        self._room = asyncio.Event()
-        self._waits_for_room = False
+        self._has_capacity = asyncio.Event()
+        self._waits_for_capacity = False
 
     async def run(self) -> None:
         """Read all ranges. `take` raises the error of a range, which does not end the other reads."""
@@ -88,14 +88,14 @@ class SideBySide:
         """Wait until there is room for a range of this length, and reserve it."""
         while True:
             with self._ready:
-                fits = not self._bytes or self._bytes + length <= self._room_bytes
-                if fits and self._under_way < self._at_once:
+                fits = not self._bytes or self._bytes + length <= self._max_unread_bytes
+                if fits and self._under_way < self._concurrency:
                     self._under_way += 1
                     self._bytes += length
                     return
-                self._waits_for_room = True
-                self._room.clear()
-            await self._room.wait()
+                self._waits_for_capacity = True
+                self._has_capacity.clear()
+            await self._has_capacity.wait()
 
     async def _one(self, number: int, wanted: JournalRange) -> None:
         found: list[Chunk] | BaseException = []
@@ -107,7 +107,7 @@ class SideBySide:
                 raise
         finally:
             self._under_way -= 1
-            self._room.set()
+            self._has_capacity.set()
             with self._ready:
                 self._found[number] = found
                 if number == self._wanted:
@@ -132,9 +132,9 @@ class SideBySide:
             found = self._found.pop(number, self._ended)
             self._bytes -= self._ranges[number].length
             # Waking the loop costs as much as some reads, so it is not done for each range.
-            if self._waits_for_room and self._bytes <= self._room_bytes // 2:
-                self._waits_for_room = False
-                self._loop.call(self._room.set)
+            if self._waits_for_capacity and self._bytes <= self._max_unread_bytes // 2:
+                self._waits_for_capacity = False
+                self._loop.call(self._has_capacity.set)
         if isinstance(found, BaseException):
             raise found
         assert found is not None  # `wait_for` waits for one of both.
@@ -173,7 +173,7 @@ class BoundedFetches(DirectReader):
             yield piece
 
 
-def read_in_turn(reads: SideBySide, loop: LoopThread, count: int) -> Iterator[list[Chunk]]:
+def read_in_turn(reads: RangePrefetch, loop: LoopThread, count: int) -> Iterator[list[Chunk]]:
     """Yield the content of `count` ranges in turn, while the loop reads ahead."""
     running = loop.submit(reads.run())
     try:
