@@ -176,7 +176,7 @@ class JournalQueue:
             length = len(content)
             if members and (len(members) == MAX_BATCH_APPENDS or batch.size + length > MAX_BATCH_BYTES):
                 break
-            if tokens is not None and not tokens.affords(length):
+            if tokens is not None and not tokens.can_spend(length):
                 break
             found = batch.plan.admit(append.request, content)
             if found is None or (not members and isinstance(found, Refuse)):

@@ -145,14 +145,14 @@ def _spans(fragments: Iterable[Fragment]) -> dict[tuple[int, int], set[bytes]]:
     return found
 
 
-def _wake_in_turns(waiters: deque[asyncio.Future[None]]) -> None:
+def _wake_in_batches(waiters: deque[asyncio.Future[None]]) -> None:
     """Wake WAKE_BATCH waiters now and the others later, in order: thousands must not hold up an append's answer."""
     for _ in range(min(WAKE_BATCH, len(waiters))):
         waiter = waiters.popleft()
         if not waiter.done():
             waiter.set_result(None)
     if waiters:
-        waiters[0].get_loop().call_soon(_wake_in_turns, waiters)
+        waiters[0].get_loop().call_soon(_wake_in_batches, waiters)
 
 
 class FragmentIndex:
@@ -500,4 +500,4 @@ class FragmentIndex:
     def _wake(self) -> None:
         if self._waiters:
             waiters, self._waiters = self._waiters, {}
-            _wake_in_turns(deque(waiters))
+            _wake_in_batches(deque(waiters))

@@ -28,7 +28,7 @@ class FlowControl:
         self._min_rate = 0
         self._tokens = 0.0  # Bytes that may be sent without waiting.
         self._credit = 0.0  # The client's lead over the minimum rate, in bytes.
-        self._owed = 0.0  # Missing tokens of the current chunk.
+        self._debt = 0.0  # Missing tokens of the current chunk.
         self._at: float | None = None  # Time of the last update of the balances.
         self.total_chunks = 0
         self.delayed_chunks = 0
@@ -36,16 +36,16 @@ class FlowControl:
     @property
     def throttled(self) -> bool:
         """True if the current chunk must wait for tokens."""
-        return self._owed > 0
+        return self._debt > 0
 
     def start(self, min_rate: int, max_rate: int, now: float) -> None:
         """Begin an append. A `max_rate` of 0 means unlimited."""
-        self._owed = 0.0
+        self._debt = 0.0
         if self._at is None:
             self._tokens = max_rate * BURST_SECONDS
         else:
             self._max_rate = max_rate
-            self._earn(now)
+            self._refill(now)
         self._at = now
         self._max_rate, self._min_rate = max_rate, min_rate
         self._credit = min_rate * BURST_SECONDS
@@ -57,16 +57,16 @@ class FlowControl:
             return
         if not self.throttled:
             self._credit -= self._min_rate * (now - self._at)
-        self._earn(now)
+        self._refill(now)
         self._at = now
-        self._pay()
+        self._settle_debt()
         if self._min_rate and self._credit <= 0:
             raise AppendUnderflow(self._min_rate)
 
     def forgive(self, now: float) -> None:
         """Let time pass without charging the client, because the broker delayed it."""
         if self._at is not None and now > self._at:
-            self._earn(now)
+            self._refill(now)
             self._at = now
 
     def chunk(self, size: int) -> None:
@@ -74,12 +74,12 @@ class FlowControl:
         self.total_chunks += 1
         self._credit = min(self._credit + size, self._min_rate * BURST_SECONDS)
         if self._max_rate:
-            self._owed = float(size)
-            self._pay()
-            if self._owed:
+            self._debt = float(size)
+            self._settle_debt()
+            if self._debt:
                 self.delayed_chunks += 1
 
-    def affords(self, size: int) -> bool:
+    def can_spend(self, size: int) -> bool:
         """Return True if there were tokens for `size` more bytes at the last update."""
         return not size or not self._max_rate or self._tokens >= size
 
@@ -91,7 +91,7 @@ class FlowControl:
     def lift(self) -> None:
         """Stop limiting this append, because the journal's Route has changed."""
         self._max_rate = 0
-        self._owed = 0.0
+        self._debt = 0.0
 
     def seconds_until_underflow(self) -> float:
         """Return the seconds that the client may stay silent after the last update."""
@@ -99,16 +99,16 @@ class FlowControl:
 
     def seconds_until_paid(self) -> float:
         """Return the seconds that the current chunk must wait after the last update."""
-        return self._owed / self._max_rate if self._owed else 0.0
+        return self._debt / self._max_rate if self._debt else 0.0
 
-    def _earn(self, now: float) -> None:
+    def _refill(self, now: float) -> None:
         if self._at is not None and now > self._at:
             earned = self._tokens + self._max_rate * (now - self._at)
             self._tokens = min(earned, self._max_rate * BANK_SECONDS)
 
-    def _pay(self) -> None:
-        paid = min(self._tokens, self._owed)
+    def _settle_debt(self) -> None:
+        paid = min(self._tokens, self._debt)
         self._tokens -= paid
-        self._owed -= paid
-        if self._owed < 1e-6:  # Far less than a byte: a rounding error.
-            self._owed = 0.0
+        self._debt -= paid
+        if self._debt < 1e-6:  # Far less than a byte: a rounding error.
+            self._debt = 0.0

@@ -214,15 +214,15 @@ class _ClusterServing:
             if self._server is None:
                 yield
                 return
-            await _apart(self._server.start())
+            await _run_outside_simulation(self._server.start())
             try:
                 yield
             finally:
-                await _apart(self._server.stop(0))
+                await _run_outside_simulation(self._server.stop(0))
                 # Its calls run outside the process too, and so do the streams that they opened to other brokers.
-                await _apart(broker.peers.close())
+                await _run_outside_simulation(broker.peers.close())
 
 
-async def _apart(work: Coroutine[Any, Any, None]) -> None:
+async def _run_outside_simulation(work: Coroutine[Any, Any, None]) -> None:
     """Run work outside the broker's simulated process, whose tasks are cancelled when it is killed."""
     await asyncio.get_running_loop().create_task(work, context=contextvars.Context())

@@ -419,7 +419,7 @@ class DurableSpool:
                     self._record(decision.committed)
                     self._flusher.version += 1
                     if not self._spool.fragment.length and self._log is not None:
-                        self._log.close_for_now()
+                        self._log.close_descriptor()
                 self._spool.adopt(decision)
                 if decision.effect is ProposalEffect.ROLL_BACK:
                     self._content.truncate(self._spool.fragment.length)
@@ -601,7 +601,7 @@ class DurableSpool:
                 self._record(decision.committed)
                 self._flusher.version += 1
                 if self._log is not None:
-                    self._log.close_for_now()
+                    self._log.close_descriptor()
             if self._spool.delta:
                 self._content.truncate(0)
             self._spool.adopt(decision)
@@ -702,7 +702,7 @@ class DurableSpool:
             self._promised_end = end
             self._mark()
         if self._log is not None and not self._spool.fragment.length and not self._spool.delta:
-            self._log.close_for_now()
+            self._log.close_descriptor()
 
     def _mark(self) -> None:
         """Record the promised end in the log. Otherwise, content that the disk loses later would not count as lost."""

@@ -104,7 +104,7 @@ class SharedFile:
         self._owned = False
         self._close_if_idle()
 
-    def close_for_now(self) -> None:
+    def close_descriptor(self) -> None:
         """Close the file until its next use, unless a reader has it. The owner will not write for a while."""
         if self._file is not None and not self._borrowers:
             self._file.close()
