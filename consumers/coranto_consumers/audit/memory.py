@@ -112,7 +112,7 @@ class KnownShard:
                 sources[journal] = proven
         return replace(_checkpoint(self.record), sources=sources)
 
-    def back_to_proven(self) -> KnownShard:
+    def restored_to_proven(self) -> KnownShard:
         """Return it as it was when it was proven, whatever later audits have seen."""
         checkpoint = self.proven_checkpoint()
         sources = {

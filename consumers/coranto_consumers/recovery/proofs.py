@@ -56,7 +56,7 @@ def proven(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) 
             checkpoint = known.proven_checkpoint()
         except CorruptData:
             return []
-        if _is_behind_its_journals(diagnosed.findings, name, checkpoint):
+        if _is_behind_journals(diagnosed.findings, name, checkpoint):
             return []
         offsets = offsets_of(checkpoint)
         steps.append(
@@ -97,7 +97,7 @@ def taken(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) -
     return steps
 
 
-def _is_behind_its_journals(findings: Iterable[Finding], shard: str, checkpoint: Checkpoint) -> bool:
+def _is_behind_journals(findings: Iterable[Finding], shard: str, checkpoint: Checkpoint) -> bool:
     """Return True if a journal that lost content ends before the offset of a checkpoint."""
     return any(
         each.kind is Kind.CHECKPOINT_AHEAD

@@ -148,7 +148,7 @@ class StoreDoctor:
         if offsets_of(checkpoint) != step.facts["offsets"]:
             raise CorantoError(f"another checkpoint of {step.subject} was proven since, so plan again")
         fence = await asyncio.to_thread(self._store.write_checkpoint, step.subject, fence, checkpoint)
-        if (back := shard.back_to_proven()) != shard:  # A cheap audit has seen the wrong one.
+        if (back := shard.restored_to_proven()) != shard:  # A cheap audit has seen the wrong one.
             await check.keep(replace(known, shards={**known.shards, step.subject: back}))
         return f"wrote it back under fence {fence}"
 

@@ -62,7 +62,7 @@ class LogDecoder:
         self._content = b""  # The rest of earlier content, followed by the content fed last.
         self._at = 0  # The number of bytes of it that are already decoded.
         self._offset = offset  # The same position as an offset of the log.
-        self._owed = 0  # Bytes of a write that are still to come.
+        self._missing = 0  # Bytes of a write that are still to come.
         self._wanted = False  # True if these bytes are to be returned.
         self._claimed = 0  # The length of the write that the last operation claims.
         self._doubtful = False  # There was garbage, and no operation was accepted since.
@@ -80,16 +80,16 @@ class LogDecoder:
     @property
     def is_between(self) -> bool:
         """True if the decoder stands between two operations."""
-        return not self._owed and self._at == len(self._content)
+        return not self._missing and self._at == len(self._content)
 
     @property
     def is_inside_wanted(self) -> bool:
         """True if bytes of an accepted write are still to come."""
-        return self._owed > 0 and self._wanted
+        return self._missing > 0 and self._wanted
 
     def accept(self) -> None:
         """Accept the operation found last as part of the history."""
-        self._owed, self._wanted, self._doubtful = self._claimed, True, False
+        self._missing, self._wanted, self._doubtful = self._claimed, True, False
 
     def restart(self, offset: int) -> None:
         """Drop incomplete content, and continue at `offset`, where an operation begins.
@@ -97,9 +97,9 @@ class LogDecoder:
         Raises InvalidInput when bytes of an accepted write are still to come.
         """
         if self.is_inside_wanted:
-            raise InvalidInput(f"{self._owed} bytes of a write in {self._log} are still to come at {self._offset}")
+            raise InvalidInput(f"{self._missing} bytes of a write in {self._log} are still to come at {self._offset}")
         self._content, self._at = b"", 0
-        self._owed, self._offset = 0, offset
+        self._missing, self._offset = 0, offset
 
     def feed(self, content: bytes) -> Iterator[Event]:
         """Yield the events that `content` completes. It follows all content before.
@@ -110,10 +110,10 @@ class LogDecoder:
         self._content = self._content[self._at :] + content if self._at < len(self._content) else content
         self._at = 0
         while self._at < len(self._content):
-            if self._owed:
+            if self._missing:
                 begin = self._at
-                self._pass(min(self._owed, len(self._content) - begin))
-                self._owed -= self._at - begin
+                self._pass(min(self._missing, len(self._content) - begin))
+                self._missing -= self._at - begin
                 if self._wanted:
                     yield WrittenData(self._content[begin : self._at])
                 continue
@@ -126,7 +126,7 @@ class LogDecoder:
             if found is None:
                 return
             self._claimed = found.op.change.length if isinstance(found.op.change, Write) else 0
-            self._owed, self._wanted = 0 if self._doubtful else self._claimed, False
+            self._missing, self._wanted = 0 if self._doubtful else self._claimed, False
             yield found
 
     def _frame(self) -> DecodedOperation | SkippedContent | None:

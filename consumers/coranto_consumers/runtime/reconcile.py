@@ -22,8 +22,8 @@ SHARDS = SpecKind(
     name_of=lambda spec: str(spec.id),
     labels_of=with_meta,
     keep=lambda wanted, present: wanted,
-    in_the_way=_sharing,
-    way_is_made_within=True,
+    blocking_deletions=_sharing,
+    deletes_in_transaction=True,
 )
 
 

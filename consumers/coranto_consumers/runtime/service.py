@@ -171,7 +171,7 @@ class ShardService(pc_grpc.ShardServicer):
                 compares.append(Compare(key, CompareTarget.MOD_REVISION, item.mod_revision if item is not None else 0))
             if change.HasField("upsert"):
                 try:
-                    await self._require_place_of_hints(change.upsert)
+                    await self._require_hints_location(change.upsert)
                 except InvalidInput as error:
                     raise error.within(f"ApplyRequest.changes[{index}].upsert") from None
                 ops.append(Put(key, change.upsert.SerializeToString(deterministic=True)))
@@ -212,7 +212,7 @@ class ShardService(pc_grpc.ShardServicer):
             )
         return item
 
-    async def _require_place_of_hints(self, spec: pc.ShardSpec) -> None:
+    async def _require_hints_location(self, spec: pc.ShardSpec) -> None:
         """Raise InvalidInput for a hint prefix among this consumer's keys, or one that holds another log's hints.
 
         The present prefix of a shard is accepted as it is, because its hints are there.

@@ -116,12 +116,12 @@ class GatheredRows:
 def _write_batch(connection: Connection, table: Table, batch: pa.RecordBatch) -> None:
     """Write the rows of a batch, without a Python object for each value if that has the same result."""
     names = batch.schema.names
-    is_all = _has_no_others(table, names) and not any(_is_made(table.c[name]) for name in names)
+    is_all = _others_lack_defaults(table, names) and not any(_is_generated(table.c[name]) for name in names)
     if is_all and connection.dialect.name == "postgresql":
         write_in_transaction(connection, table, batch)
     elif is_all and all(
         each.name.isidentifier()
-        and _is_same_to_drivers(each.type)
+        and _binds_unchanged(each.type)
         and can_copy(each.type, table.c[each.name], connection.dialect)
         for each in batch.schema
     ):
@@ -134,19 +134,19 @@ def _write_batch(connection: Connection, table: Table, batch: pa.RecordBatch) ->
         connection.execute(insert(table), rows_of(batch, table, connection.dialect))
 
 
-def _is_same_to_drivers(kind: Any) -> bool:
+def _binds_unchanged(kind: Any) -> bool:
     """Return True if SQLAlchemy passes Python's values of an Arrow type to any driver unchanged."""
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_int64(kind) or pa.types.is_float64(kind))
 
 
-def _has_no_others(table: Table, names: Sequence[str]) -> bool:
+def _others_lack_defaults(table: Table, names: Sequence[str]) -> bool:
     """Return True if SQLAlchemy sets no defaults of other columns."""
     return all(column.default is None for column in table.c if column.key not in names)
 
 
-def _is_made(column: Column[Any]) -> bool:
+def _is_generated(column: Column[Any]) -> bool:
     """Return True if the database generates a column's values."""
     return column.identity is not None or column.computed is not None
 
@@ -155,7 +155,7 @@ def _copied(connection: Connection, table: Table, names: Sequence[str], rows: Se
     """Write rows by COPY, if that has the same result as INSERT. Returns False if nothing was written."""
     if connection.dialect.name != "postgresql" or len(rows) < _MIN_TO_COPY or not names:
         return False
-    if not _has_no_others(table, names):
+    if not _others_lack_defaults(table, names):
         return False
     columns = [_column([row[name] for row in rows], table.c[name], connection.dialect) for name in names]
     if any(column is None for column in columns):
@@ -167,7 +167,7 @@ def _copied(connection: Connection, table: Table, names: Sequence[str], rows: Se
 
 def _column(values: list[Any], column: Column[Any], dialect: Dialect) -> Any | None:
     """Return the values of a column as an Arrow array; None if their text might not mean the same to COPY."""
-    if _is_made(column):
+    if _is_generated(column):
         return None
     import pyarrow as pa  # Imported here, because it takes a while.
 
