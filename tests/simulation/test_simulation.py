@@ -295,7 +295,7 @@ def test_a_sync_trusted_after_a_failed_one_is_caught(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(SharedFile, "sync", sync)
     monkeypatch.setattr(SpoolFolder, "distrust", lambda *_: None)
-    for name in ("require_sound", "_tell_failure"):
+    for name in ("require_sound", "_report_failure"):
         monkeypatch.setattr(Flusher, name, lambda *_: None)
     assert is_caught("under-replicated-ack", faults=("disk fails",), **POWER)
 

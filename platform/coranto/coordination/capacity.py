@@ -57,9 +57,9 @@ def fair_shares(items: Iterable[PlanItem], zones: Sequence[int], limits: Sequenc
     hard: dict[int, int] = {}
     for zone, found in by_zone.items():
         capacity = sum(bounds[index] for index in found)
-        hard[zone] = min(capacity, _most_of_a_zone(demands, len(found), elsewhere=0))
+        hard[zone] = min(capacity, _max_replicas_of_zone(demands, len(found), elsewhere=0))
         upper[zone] = (
-            min(capacity, _most_of_a_zone(demands, len(found), elsewhere=1)) if len(by_zone) > 1 else hard[zone]
+            min(capacity, _max_replicas_of_zone(demands, len(found), elsewhere=1)) if len(by_zone) > 1 else hard[zone]
         )
     members = sum(len(found) for found in by_zone.values())
     demand = min(sum(min(r, members) * count for r, count in demands.items()), sum(hard.values()))
@@ -82,7 +82,7 @@ def fair_shares(items: Iterable[PlanItem], zones: Sequence[int], limits: Sequenc
     return [ceil(shares[index]) for index in range(len(limits))]
 
 
-def _most_of_a_zone(demands: Mapping[int, int], members: int, *, elsewhere: int) -> int:
+def _max_replicas_of_zone(demands: Mapping[int, int], members: int, *, elsewhere: int) -> int:
     """Return how many replicas a zone of `members` members can hold, if `elsewhere` of each item are in other zones."""
     return sum(min(max(1, replication - elsewhere), members) * count for replication, count in demands.items())
 

@@ -53,8 +53,8 @@ JOURNALS: SpecKind = SpecKind(
     name_of=lambda spec: str(spec.name),
     labels_of=lambda spec: labels.with_meta(spec.name, spec.labels),
     keep=_keep_state,
-    in_the_way=_nesting,
-    way_is_made_within=False,
+    blocking_deletions=_nesting,
+    deletes_in_transaction=False,
     prunable=_is_of_users,
 )
 

@@ -42,9 +42,9 @@ class SpecKind:
     """Returns a spec's labels with its name, for selectors."""
     keep: Callable[[Any, Any], Any]
     """Takes a wanted and the current spec. Returns the wanted one, with parts that only the current one has."""
-    in_the_way: Callable[[Sequence[Any], Sequence[Any]], set[str]]
+    blocking_deletions: Callable[[Sequence[Any], Sequence[Any]], set[str]]
     """Takes deleted and created specs. Returns the names of those that must be deleted before the others exist."""
-    way_is_made_within: bool
+    deletes_in_transaction: bool
     """True if one transaction may both delete names that are in the way and create the others."""
     prunable: Callable[[Any], bool] = lambda _: True
     """Takes a present spec. Returns False for one that a program made, and deletes itself."""

@@ -86,10 +86,10 @@ class SpecPlan:
         gone = [step for step in self.due if step.action is SpecAction.DELETE]
         others = [step for step in self.due if step.action is not SpecAction.DELETE]
         created = [step.spec for step in others if step.action is SpecAction.CREATE]
-        way = self.kind.in_the_way([step.spec for step in gone], created)
+        way = self.kind.blocking_deletions([step.spec for step in gone], created)
         first = [step for step in gone if step.name in way]
         rest = [*others, *(step for step in gone if step.name not in way)]
-        if self.kind.way_is_made_within:
+        if self.kind.deletes_in_transaction:
             return _chunks([*first, *rest], size)
         return [*_chunks(first, size), *_chunks(rest, size)]
 

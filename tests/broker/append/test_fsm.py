@@ -1017,7 +1017,7 @@ async def test_appends_of_an_earlier_route_join_no_batch_of_the_next(replicated:
     first, second = world.queued(b"A"), world.queued(b"B")
     pipeline = await world.replica.pipeline.take()
     tasks = [asyncio.create_task(world.run(each)) for each in (first, second)]
-    await eventually(lambda: world.replica.pipeline._takers)
+    await eventually(lambda: world.replica.pipeline._waiters)
 
     def shrink() -> None:
         world.peers.pop()
@@ -1036,7 +1036,7 @@ async def test_appends_of_an_earlier_route_join_no_batch_of_the_next(replicated:
 async def test_a_client_that_disconnects_cancels_only_its_own_append(replicated: World) -> None:
     pipeline = await replicated.replica.pipeline.take()
     tasks = [asyncio.create_task(replicated.whole(content)) for content in (b"A", b"B", b"C")]
-    await eventually(lambda: replicated.replica.pipeline._takers)
+    await eventually(lambda: replicated.replica.pipeline._waiters)
     tasks[1].cancel()
     await asyncio.sleep(0)
     replicated.replica.pipeline.put(pipeline)
@@ -1052,7 +1052,7 @@ async def test_a_client_that_disconnects_cancels_only_its_own_append(replicated:
 async def test_the_next_append_leads_after_the_leaders_client_disconnects(replicated: World) -> None:
     pipeline = await replicated.replica.pipeline.take()
     tasks = [asyncio.create_task(replicated.whole(content)) for content in (b"A", b"B", b"C")]
-    await eventually(lambda: replicated.replica.pipeline._takers)
+    await eventually(lambda: replicated.replica.pipeline._waiters)
     tasks[0].cancel()
     replicated.replica.pipeline.put(pipeline)  # The first append has got the pipeline, and has not run yet.
     gone, second, third = await asyncio.gather(*tasks, return_exceptions=True)

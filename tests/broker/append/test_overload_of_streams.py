@@ -82,10 +82,10 @@ def test_streams_that_hold_much_are_ended_beyond_the_total_bound() -> None:
     async def main(budget: ReceiveBudget) -> None:
         large, small = Stream(SMALL_BYTES + 1), Stream(SMALL_BYTES)
         budget.held = MAX_HELD_BYTES
-        budget.require_room(large)
+        budget.require_capacity(large)
         budget.held += 1
-        budget.require_room(small)
+        budget.require_capacity(small)
         with pytest.raises(StreamOverloaded, match=f"{MAX_HELD_BYTES + 1} bytes"):
-            budget.require_room(large)
+            budget.require_capacity(large)
 
     played(main)

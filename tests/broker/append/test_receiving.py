@@ -145,11 +145,11 @@ async def test_a_proposal_waits_for_appends_that_are_being_received(monkeypatch:
     arrivals.expect()
     gathering = asyncio.create_task(arrivals.gathered())
     await asyncio.sleep(0)
-    arrivals.came()
+    arrivals.arrived()
     queue.length = 1
-    arrivals.came()
+    arrivals.arrived()
     await asyncio.wait_for(gathering, 60)
-    assert arrivals._passes == 0
+    assert arrivals._skips == 0
 
 
 async def test_proposals_wait_for_slow_clients_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:

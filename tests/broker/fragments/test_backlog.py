@@ -103,9 +103,9 @@ def test_a_journal_whose_backlog_is_gone_is_released(backlog: Backlog) -> None:
 async def test_an_append_waits_for_a_limited_time_for_the_backlog_to_shrink(
     backlog: Backlog, clock: ManualClock
 ) -> None:
-    assert await backlog.wait_for_room(A, URL) == ""
+    assert await backlog.wait_for_capacity(A, URL) == ""
     backlog.add(A, 101)
-    waiting = asyncio.create_task(backlog.wait_for_room(A, URL))
+    waiting = asyncio.create_task(backlog.wait_for_capacity(A, URL))
     await asyncio.sleep(0)
     backlog.remove(A, 10)
     await asyncio.sleep(0)
@@ -115,17 +115,17 @@ async def test_an_append_waits_for_a_limited_time_for_the_backlog_to_shrink(
 
     backlog.add(A, 30)
     clock.advance(TIMEOUT_SECONDS)
-    assert "101 bytes" in await backlog.wait_for_room(A, URL), "later appends do not wait again"
+    assert "101 bytes" in await backlog.wait_for_capacity(A, URL), "later appends do not wait again"
 
 
 async def test_a_changed_route_ends_the_wait(backlog: Backlog) -> None:
     backlog.add(A, 101)
     signal = Signal()
-    waiting = asyncio.create_task(backlog.wait_for_room(A, URL, signal))
+    waiting = asyncio.create_task(backlog.wait_for_capacity(A, URL, signal))
     await asyncio.sleep(0)
     signal.fire()
     with pytest.raises(Invalidated):
         await waiting
     with pytest.raises(Invalidated):
-        await backlog.wait_for_room(A, URL, signal)
+        await backlog.wait_for_capacity(A, URL, signal)
     assert not backlog._waiters

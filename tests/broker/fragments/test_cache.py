@@ -178,7 +178,7 @@ async def test_readers_of_too_many_fragments_wait_and_are_refused(
             waiting = asyncio.create_task(held.enter_async_context(cache.open(fragments[2])))
             for _ in range(5):  # The refusal takes some turns of the loop, and no thread.
                 await asyncio.sleep(0)
-            assert [entry.has_room for entry in cache._large._entries.values()] == [True, True, False]
+            assert [entry.is_admitted for entry in cache._large._entries.values()] == [True, True, False]
         await waiting  # The second was released.
         monkeypatch.setattr(fragment_cache, "TIMEOUT_SECONDS", 0.05)
         with pytest.raises(Unavailable, match="too many different fragments"):

@@ -13,7 +13,7 @@ from coranto.errors import CorruptSpool, Unavailable
 from coranto.fragments.cover_set import CoverSet
 from coranto.fragments.fragment import Codec, Fragment
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.fragments.index import AT_ONCE, JUMP_AGE_SECONDS, FragmentIndex, IndexEntry, QueryResult, find
+from coranto_broker.fragments.index import JUMP_AGE_SECONDS, WAKE_BATCH, FragmentIndex, IndexEntry, QueryResult, find
 from coranto_broker.handlers.fragments import select
 from coranto_broker.spool.durable_spool import Sealed
 from coranto_broker.spool.shared_file import SharedFile
@@ -134,7 +134,7 @@ async def test_a_commit_wakes_many_readers_in_turns_and_lets_others_run_between(
     index: FragmentIndex, tmp_path: Path
 ) -> None:
     sealed = local(tmp_path, 0)
-    tasks = [asyncio.create_task(index.query(0, block=True)) for _ in range(5 * AT_ONCE)]
+    tasks = [asyncio.create_task(index.query(0, block=True)) for _ in range(5 * WAKE_BATCH)]
     await asyncio.sleep(0)
     order: list[int] = []
     for number, task in enumerate(tasks):
@@ -143,7 +143,7 @@ async def test_a_commit_wakes_many_readers_in_turns_and_lets_others_run_between(
     index.spool_commit(fragment(0, 4), sealed.content)
     for _ in range(4):  # A wake, its task, its callback, and this task's own turn.
         await asyncio.sleep(0)
-    assert 0 < len(order) <= 3 * AT_ONCE, "not all are woken in one turn"
+    assert 0 < len(order) <= 3 * WAKE_BATCH, "not all are woken in one turn"
     assert all(each.write_head == 4 for each in await asyncio.gather(tasks[0], *tasks[2:]))
     await asyncio.sleep(0)
     assert [each for each in order if each != 1] == [0, *range(2, len(tasks))]

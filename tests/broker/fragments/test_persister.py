@@ -230,9 +230,9 @@ async def test_replicas_delay_their_attempts_unless_they_become_primary(
     monkeypatch.setattr("coranto_broker.fragments.persister.REPLICA_DELAY_SECONDS", 600.0)
     fixture.add(b"def", 3, primary=False)
     await asyncio.sleep(0)
-    fixture.persister.hurry("another/journal")
+    fixture.persister.wake("another/journal")
     assert fixture.backlog.total == 0, "it is left to the primary"
-    fixture.persister.hurry(JOURNAL)
+    fixture.persister.wake(JOURNAL)
     assert fixture.backlog.total == 3
     await eventually(lambda: len(fixture.stored) == 2)
 
@@ -427,7 +427,7 @@ async def test_a_settled_fragment_is_stored_without_delay(fixture: Fixture, monk
     await eventually(lambda: job.waits)
     fixture.judgement = Judgement.FINAL
     sealed.watermark.raise_to(2)
-    assert not job.hurry.is_set(), "a part of it is not settled"
+    assert not job.wake.is_set(), "a part of it is not settled"
     sealed.watermark.raise_to(3)
     await eventually(lambda: fixture.stored)
 

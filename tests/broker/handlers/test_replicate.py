@@ -240,7 +240,7 @@ async def test_a_second_stream_waits_for_the_first(primary: Primary) -> None:
     await first.write(pb.ReplicateRequest(content=b"uncommitted"))
     second = asyncio.create_task(primary.opened(fragment(0, 0)))
     (replica,) = primary.process.broker.resolver.local_replicas
-    await eventually(lambda: replica.spool._takers)
+    await eventually(lambda: replica.spool._waiters)
     assert not second.done()
     first.cancel()
     stream, response = await asyncio.wait_for(second, 60)

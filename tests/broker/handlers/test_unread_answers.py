@@ -93,14 +93,14 @@ async def test_a_client_that_never_reads_is_throttled_and_then_loses_its_stream(
         broker = process.broker
         await client.apply([pb.ApplyRequest.Change(upsert=spec(J))])
         await client.append(J, b"")
-        most, real = 0, overload.ReceiveBudget.require_room
+        most, real = 0, overload.ReceiveBudget.require_capacity
 
-        def require_room(watch: overload.ReceiveBudget, stream: Any) -> None:
+        def require_capacity(watch: overload.ReceiveBudget, stream: Any) -> None:
             nonlocal most
             most = max(most, stream.held)
             real(watch, stream)
 
-        monkeypatch.setattr(overload.ReceiveBudget, "require_room", require_room)
+        monkeypatch.setattr(overload.ReceiveBudget, "require_capacity", require_capacity)
         calls = partial(broker.metrics.registry.get_sample_value, "coranto_calls", {"method": "AppendStream"})
         flood = Flood()
         flooding = asyncio.create_task(way(flood, process))

@@ -333,7 +333,7 @@ async def test_a_rescue_with_a_damaged_fragment_continues_after_a_restart(
     await world.checked_again(3)
     assert world.record.members == (ME,), "it knows the journal's end and waits for the content"
     await world.stores.get("file:///frags/").put(fragment, b"all of it")
-    world.persister.hurry(J)
+    world.persister.wake(J)
     await eventually(lambda: world.record is not None and world.record.closed)
     assert (world.record.end, world.record.registers) == (9, MINE)
 

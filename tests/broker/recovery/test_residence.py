@@ -88,7 +88,7 @@ async def test_a_copy_of_a_data_directory_does_not_serve(
 async def test_a_broker_ends_if_another_process_uses_its_name(
     broker_settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(residence, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(residence, "CHECK_SECONDS", 0.05)
     async with running_broker(broker_settings) as (process, _):
         serving = asyncio.create_task(process.serve_until(asyncio.Event()))
         key = Layout(broker_settings.etcd_prefix).use_key(process.broker.member)

@@ -253,8 +253,8 @@ async def test_content_sent_with_its_proposal_is_visible_once_every_replica_has_
     pln.recorded = True
     first, first_turn = pln.extend(b"de", NONE), pln.turn()
     second, second_turn = pln.extend(b"f", MINE), pln.turn()
-    assert not pln.has_room(2)
-    assert pln.has_room(3)
+    assert not pln.has_capacity(2)
+    assert pln.has_capacity(3)
     assert peer.sent == ["[0,3)", "0+de", "[0,5)", "0+f", "[0,6)"]
     assert (first.end, second.end, second.sum) == (5, 6, sum_of(b"abcdef"))
     assert (spool.fragment, spool.registers) == (second, MINE)
@@ -264,7 +264,7 @@ async def test_content_sent_with_its_proposal_is_visible_once_every_replica_has_
         await pln.gather_ok(proposal)
         turn.done()
         assert observer.visible == proposal.end
-    assert pln.has_room(1)
+    assert pln.has_capacity(1)
     assert pln.error is None
 
 
@@ -330,7 +330,7 @@ async def test_a_local_spool_that_syncs_commits_reports_its_sync(tmp_path: Path,
         pln = Pipeline(HEADER, spool, [LocalStream(spool)], ["a#0"])
         spool.follow(fsync)
         pln.adopt_demand(NONE)
-        assert pln.answers_at_once == (fsync is not Fsync.COMMIT)
+        assert pln.commits_inline == (fsync is not Fsync.COMMIT)
         pln.write(0, b"d")
         proposal = spool.next_fragment()
         pln.propose(proposal, NONE, acknowledge=True)

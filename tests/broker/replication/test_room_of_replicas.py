@@ -13,7 +13,7 @@ import pytest
 
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.spool import disk_room
+from coranto_broker.spool import free_space
 from tests.broker.running import FaultyDisk, RawClient, create, eventually, running_broker
 
 J = "test/journal"
@@ -41,7 +41,7 @@ async def three(
     broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Three]:
     """Yield a journal on three brokers, with some content."""
-    monkeypatch.setattr(disk_room, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(free_space, "CHECK_SECONDS", 0.0)
     disks = [FaultyDisk() for _ in range(3)]
     remaining = iter(disks)
     monkeypatch.setattr("coranto_broker.server.process.LocalDisk", lambda: next(remaining))

@@ -29,7 +29,7 @@ async def test_a_whole_cluster_moves_to_another_authority_without_a_restart(
 
     Existing connections continue; to use new ones, brokers are made to connect to each other again.
     """
-    monkeypatch.setattr("coranto.security.certificates.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("coranto.security.certificates.CHECK_SECONDS", 0.0)
     old, new = authority(), authority()
     held = [Files(tmp_path / name) for name in ("one", "two", "client")]
     for files in held:
@@ -82,7 +82,7 @@ async def test_brokers_present_the_certificates_in_the_files_when_they_connect(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connected broker connects again after the other has restarted, with its current certificate."""
-    monkeypatch.setattr("coranto.security.certificates.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("coranto.security.certificates.CHECK_SECONDS", 0.0)
     old, new = authority(), authority()
     one, two, reader = (Files(tmp_path / name) for name in ("one", "two", "client"))
     for files in (one, two, reader):

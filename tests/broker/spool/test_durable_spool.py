@@ -649,7 +649,7 @@ async def test_large_content_is_written_in_order_and_hashed(spool: DurableSpool,
     for chunk in chunks:
         spool.write(spool.delta, memoryview(chunk))
         spool.hash(whole, chunk)
-        await spool.wait_for_room()
+        await spool.wait_for_capacity()
     await spool.written()
     content = b"".join(chunks)
     proposal = spool.next_fragment()
@@ -688,7 +688,7 @@ async def test_a_full_disk_for_large_content_keeps_committed_content(
     async def more() -> None:
         while True:
             spool.write(spool.delta, b"x" * LARGE)
-            await spool.wait_for_room()
+            await spool.wait_for_capacity()
             await asyncio.sleep(0)
 
     async def proposal() -> None:

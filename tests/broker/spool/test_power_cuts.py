@@ -68,7 +68,7 @@ def test_trusting_the_sync_after_a_failed_one_is_caught(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(SharedFile, "sync", sync)
     monkeypatch.setattr(SpoolFolder, "distrust", nothing)
-    for name in ("require_sound", "_tell_failure"):
+    for name in ("require_sound", "_report_failure"):
         monkeypatch.setattr(Flusher, name, nothing)
     assert is_caught()
 

@@ -94,10 +94,10 @@ async def test_waiting_content_is_bounded() -> None:
     aside, proceed = WriteQueue(), threading.Event()
     aside.add(lambda: proceed.wait(60), MAX_BEHIND_BYTES)
     async with asyncio.timeout(30):
-        await aside.wait_for_room()
+        await aside.wait_for_capacity()
     for _ in range(3):
         aside.add(lambda: None, MAX_BEHIND_BYTES // 2)
-    waiting = asyncio.create_task(aside.wait_for_room())
+    waiting = asyncio.create_task(aside.wait_for_capacity())
     await asyncio.sleep(0)
     assert not waiting.done()
     proceed.set()

@@ -226,7 +226,7 @@ def test_a_recreated_shorter_journal_is_detected(world, run):
 
 @pytest.mark.integration
 def test_a_recreated_journal_that_grew_beyond_the_checkpoint_is_detected(world, run):
-    world.broker.fake.tells_ids = True
+    world.broker.fake.has_ids = True
     world.broker.create(JOURNAL)
     world.fake = world.broker.fake.journals[JOURNAL]
     first = world.publish(1, 2, 3)
@@ -250,7 +250,7 @@ def test_a_recreated_journal_that_grew_beyond_the_checkpoint_is_detected(world, 
 
 @pytest.mark.integration
 def test_a_consumer_continues_in_a_journal_with_the_same_content_as_advised(world, run, tmp_path, capsys):
-    world.broker.fake.tells_ids = True
+    world.broker.fake.has_ids = True
     world.broker.create(JOURNAL)
     world.fake = world.broker.fake.journals[JOURNAL]
     world.publish(1, 2, 3)
@@ -270,7 +270,7 @@ def test_a_consumer_continues_in_a_journal_with_the_same_content_as_advised(worl
 
 @pytest.mark.integration
 def test_a_journal_that_lost_content_and_grew_beyond_the_checkpoint_is_detected(world, run, tmp_path):
-    world.broker.fake.tells_ids = True
+    world.broker.fake.has_ids = True
     world.broker.create(JOURNAL)
     world.fake = world.broker.fake.journals[JOURNAL]
     kept, first = world.publish(1), world.publish(2, 3)
@@ -304,7 +304,7 @@ def test_a_journal_that_lost_content_and_grew_beyond_the_checkpoint_is_detected(
 
 @pytest.mark.integration
 def test_a_second_loss_after_an_acceptance_is_detected_without_reads_in_between(world, run, tmp_path, capsys):
-    world.broker.fake.tells_ids = True
+    world.broker.fake.has_ids = True
     world.broker.create(JOURNAL)
     world.fake = world.broker.fake.journals[JOURNAL]
     kept, first = world.publish(1), world.publish(2, 3)
@@ -361,7 +361,7 @@ def test_a_read_of_removed_offsets_is_an_error_or_skips_them(world, offsets, exp
 
 
 def test_a_read_of_offsets_of_lost_content_is_an_error_or_skips_it(world):
-    world.broker.fake.tells_ids = True
+    world.broker.fake.has_ids = True
     world.broker.create(JOURNAL)
     world.fake = world.broker.fake.journals[JOURNAL]
     kept, before = world.publish(1), world.fake.journal_id

@@ -17,7 +17,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, create_engine, text
 from coranto.checkup import Condition
 from coranto.checkup.status.gathering import StatusGatherer, StatusTarget
 from coranto.checkup.status.sections import GROUP
-from coranto.checkup.status.values import Look
+from coranto.checkup.status.values import StatusReport
 from coranto.client import ClientConfig, JournalClient, SyncJournalClient
 from coranto.client.loop import shared_loop
 from coranto.cluster import EmbeddedCluster
@@ -175,8 +175,8 @@ async def test_shards_are_shown_with_their_lag_and_failures(
     target = StatusTarget(ClientConfig(info.endpoint, info.file_root), etcd=info.etcd, timeout=30.0)
     gatherer = StatusGatherer(target, [consumers])
 
-    def reasons(look: Look) -> dict[str, str]:
-        return {each.subject: each.found for each in look.of(Condition.PROBLEM)}
+    def reasons(report: StatusReport) -> dict[str, str]:
+        return {each.subject: each.found for each in report.of(Condition.PROBLEM)}
 
     async with (
         JournalClient(info.endpoint) as client,
@@ -188,21 +188,21 @@ async def test_shards_are_shown_with_their_lag_and_failures(
             spec = pc.ShardSpec(id=name, sources=[pc.ShardSpec.Source(journal=source)])
             spec.max_txn_duration.FromSeconds(1)
             await shards.apply([pc.ApplyRequest.Change(upsert=spec)])
-        look = await gatherer.look()
-        while "its status is failed" not in reasons(look).get("consumer bad-0", "") or "consumer good-0" in reasons(
-            look
+        report = await gatherer.report()
+        while "its status is failed" not in reasons(report).get("consumer bad-0", "") or "consumer good-0" in reasons(
+            report
         ):
-            look = await gatherer.look()
+            report = await gatherer.report()
         await shards.stat("good-0", {"in/few": 3 * len(LINE)})
         # A process that is both named and announced is queried once.
         monkeypatch.setenv("CORANTO_CONSUMER", process.endpoint.removeprefix("http://"))
-        look = await gatherer.look()
-    assert len(look.consumers) == 2
-    by_name = {each.name: each for each in look.consumers}
+        report = await gatherer.report()
+    assert len(report.consumers) == 2
+    by_name = {each.name: each for each in report.consumers}
     assert (by_name["good-0"].behind, by_name["good-0"].journals) == (0, 1)
     assert by_name["bad-0"].behind is None
-    assert reasons(look).keys() == {"consumer bad-0"}
-    assert "this message is not welcome" in reasons(look)["consumer bad-0"]
+    assert reasons(report).keys() == {"consumer bad-0"}
+    assert "this message is not welcome" in reasons(report)["consumer bad-0"]
 
 
 def test_an_announced_process_that_does_not_answer_is_a_problem(status: Status, cluster: EmbeddedCluster) -> None:

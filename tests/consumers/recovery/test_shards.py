@@ -94,7 +94,7 @@ async def test_only_failed_shards_are_unassigned():
 )
 async def test_a_step_reports_whether_the_shard_runs_again(monkeypatch, later, done, problem):
     monkeypatch.setattr(shards, "TIMEOUT_S", 0.1 if "yet" in done else 60)
-    monkeypatch.setattr(shards, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(shards, "RECHECK_SECONDS", 0.01)
     failed = [shard("broken", "FAILED", errors=["boom"])]
     client = ListedShards(failed, failed, [shard("broken", "IDLE", primary=-1)], [later])
     doctor = ShardDoctor(client)

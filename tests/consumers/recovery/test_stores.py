@@ -13,7 +13,7 @@ from coranto.errors import CorantoError, InvalidInput
 from coranto.messages import Checkpoint, Source
 from coranto.recovery import Plan, Recovery, StepKind, StepResult, carry_out, make_plan
 from coranto_consumers.audit import ConsumerCheck, SqlEvidence, parse_expectation
-from coranto_consumers.recovery import MendedDatabase, StoreDoctor
+from coranto_consumers.recovery import RepairableDatabase, StoreDoctor
 from coranto_consumers.stores.merge import Replace, plan_merge
 from coranto_consumers.stores.retired import Retired
 from coranto_consumers.stores.sql import CHECKPOINTS
@@ -34,7 +34,7 @@ def doctor(scene: Scene, *, remember: bool = True) -> StoreDoctor:
             timeout_s=0.2,
         )
 
-    return StoreDoctor(scene.client, MendedDatabase(scene.store), check)
+    return StoreDoctor(scene.client, RepairableDatabase(scene.store), check)
 
 
 async def recover(scene: Scene) -> Recovery:

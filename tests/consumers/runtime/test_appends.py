@@ -103,7 +103,7 @@ async def test_waiting_for_capacity_ends_after_the_appends(brokers):
     appends = OrderedAppends(brokers.append)
     brokers.open.clear()
     appends.add("a", b"12345")
-    waiting = asyncio.create_task(appends.wait_for_room(5))
+    waiting = asyncio.create_task(appends.wait_for_capacity(5))
     done, _ = await asyncio.wait([waiting], timeout=0.02)
     assert not done
     brokers.open.set()

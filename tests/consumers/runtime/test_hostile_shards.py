@@ -237,7 +237,7 @@ async def test_read_ahead_is_limited_in_bytes(journals, client, sums, monkeypatc
 
             async with asyncio.timeout(60):
                 # Until the reader waits for capacity, or has read all.
-                while not at_work._room._waiters and read_ahead() < head // 2:  # noqa: ASYNC110 - there is no event for it
+                while not at_work._has_capacity._waiters and read_ahead() < head // 2:  # noqa: ASYNC110 - there is no event for it
                     await asyncio.sleep(0.01)
             # Each piece of read content has a few messages, and one piece may exceed the limit.
             assert read_ahead() < 3 << 20

@@ -839,8 +839,8 @@ async def test_producers_are_monitored_and_pruned(journals, client):
         return metrics.registry.get_sample_value(name, {"shard": "shard-sums", **given})
 
     watch.committing({"in/one": Source(400, {**sources["in/one"].producers, two: fast, three: slow})})
-    await watch.look()
-    await watch.look()
+    await watch.check()
+    await watch.check()
     assert value("coranto_shard_skewed_producers_total", direction="ahead") == 1
     assert value("coranto_shard_skewed_producers_total", direction="behind") == 1
     assert value("coranto_shard_open_transactions") == 1
@@ -848,8 +848,8 @@ async def test_producers_are_monitored_and_pruned(journals, client):
 
     read_through = begin + DEFAULT_PRUNE_DISTANCE
     watch.committing({"in/one": Source(read_through, {four: gone})})
-    await watch.look()
-    await watch.look()
+    await watch.check()
+    await watch.check()
     assert journals.fake.count("ListFragments") == 1
     assert watch.pruning().first_offsets == {"in/one": begin}
     assert watch.pruning().prune("in/one", {four: gone}, read_through) == {}

@@ -13,9 +13,9 @@ def shard(id: str, logs: str = "") -> pc.ShardSpec:
 def test_a_shard_blocks_another_shard_with_the_same_log() -> None:
     deleted = [shard("sums-000", "logs/app"), shard("sums-001", "logs/app"), shard("plain")]
     created = [shard("app/sums-000", "logs"), shard("plain-too")]
-    assert SHARDS.in_the_way(deleted, created) == {"sums-000"}
+    assert SHARDS.blocking_deletions(deleted, created) == {"sums-000"}
 
 
 def test_shards_without_logs_share_nothing() -> None:
-    assert SHARDS.in_the_way([shard("one")], [shard("two")]) == set()
+    assert SHARDS.blocking_deletions([shard("one")], [shard("two")]) == set()
     assert SHARDS.name_of(shard("one")) == "one"

@@ -41,7 +41,7 @@ def store_url(kind: str, new_store: Callable[[str], str]) -> str:
 @pytest.fixture
 async def known(journals, client, sums):
     """The heads of two journals that a shard's checkpoint has with their ids."""
-    journals.fake.tells_ids = True
+    journals.fake.has_ids = True
     journals.create("in/one", "in/two", "out/one")
     async with running_shard(sums, SPEC, client) as shard:
         heads = {

@@ -79,7 +79,7 @@ async def test_shards_are_assets_with_their_lag(journals, consumer, sums):
 
 
 async def test_offsets_of_shards_have_the_ids_of_their_journals(journals, consumer, sums):
-    journals.fake.tells_ids = True
+    journals.fake.has_ids = True
     journals.create("in/one")
     process = await consumer.start(sums)
     shard = shard_spec("shard-sums", ["in/one"], max_seconds=600, labels=label_set({"app": "sums"}))

@@ -37,24 +37,24 @@ def test_losses_are_reported_after_the_commit_and_dead_letters_periodically() ->
         return works
 
     watch = LeftOutWatch(ConsumerOptions(misfits=LETTERS), report, 30.0, lambda: now)
-    watch.look(replace(REPORT, lost=(LOST,)))
+    watch.record(replace(REPORT, lost=(LOST,)))
     assert reported == [], "without a commit the next run finds the loss again"
-    watch.look(replace(REPORT, transactions=1, lost=(LOST,)))
+    watch.record(replace(REPORT, transactions=1, lost=(LOST,)))
     assert reported == [LeftOut(0, (LOST,))]
     works = True
-    watch.look(replace(REPORT, transactions=2, misfits=2, lost=(LOST,)))
+    watch.record(replace(REPORT, transactions=2, misfits=2, lost=(LOST,)))
     assert reported[1:] == [LeftOut(2, (LOST,))], "a failed report is repeated"
-    watch.look(replace(REPORT, transactions=3, misfits=5, lost=(LOST,)))
+    watch.record(replace(REPORT, transactions=3, misfits=5, lost=(LOST,)))
     assert len(reported) == 2
     now = 31.0
-    watch.look(replace(REPORT, transactions=4, misfits=6, lost=(LOST,)))
+    watch.record(replace(REPORT, transactions=4, misfits=6, lost=(LOST,)))
     watch.finish()
     assert reported[2:] == [LeftOut(4)]
 
 
 def test_messages_delivered_with_nulls_are_not_reported() -> None:
     watch = LeftOutWatch(ConsumerOptions(misfits=MisfitPolicy.NULLS), lambda new: pytest.fail(str(new)), 0.0)
-    watch.look(replace(REPORT, transactions=1, misfits=3))
+    watch.record(replace(REPORT, transactions=1, misfits=3))
     watch.finish()
 
 

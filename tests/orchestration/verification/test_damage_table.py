@@ -23,7 +23,7 @@ from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages import Checkpoint, Source
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.audit import ConsumerCheck, SqlEvidence, parse_expectation
-from coranto_consumers.recovery import MendedDatabase, StoreDoctor
+from coranto_consumers.recovery import RepairableDatabase, StoreDoctor
 from coranto_consumers.stores.merge import Replace, plan_merge
 from coranto_consumers.stores.staging import StageWriter, stage_of
 from tests.consumers.audit.conftest import EXPECTATIONS, ORDERS, Scene
@@ -312,7 +312,7 @@ class ConsumerRow(Row):
         self.scene = run_blocking(self._scene(url))
         self.more = lambda client, stores: [self._check(client, accept=False)]
         self.doctors = lambda client, stores: [
-            StoreDoctor(client, MendedDatabase(self.scene.store), lambda accept: self._check(client, accept=accept))
+            StoreDoctor(client, RepairableDatabase(self.scene.store), lambda accept: self._check(client, accept=accept))
         ]
 
     async def _scene(self, url: str) -> Scene:

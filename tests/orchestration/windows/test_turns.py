@@ -156,7 +156,7 @@ with open(notes, "a") as file:
 
 
 @pytest.mark.integration
-@pytest.mark.exhaustive  # `tests/orchestration/instance/test_one_at_a_time.py` has processes without Spark.
+@pytest.mark.exhaustive  # `tests/orchestration/instance/test_pool_slot.py` has processes without Spark.
 def test_concurrent_runs_of_a_window_count_it_once_even_if_the_first_is_killed(
     broker: FakeBroker, journals: JournalResource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ def test_a_java_home_without_java_is_reported(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert machine.java(needed=True).condition is Condition.PROBLEM
     assert str(tmp_path) in machine.java(needed=True).found
-    assert machine.java(needed=False).condition is Condition.NOT_LOOKED_AT
+    assert machine.java(needed=False).condition is Condition.NOT_EXAMINED
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_modules_installed_by_other_packages_are_not_a_problem(monkeypatch: pyte
     found = {each.subject: each for each in machine.parts()}
     assert found["coranto[broker]"].condition is Condition.WARNING
     assert found["coranto[broker]"].found == "cannot be used: without no_such_module"
-    assert found["coranto[lake]"].condition is Condition.NOT_LOOKED_AT
+    assert found["coranto[lake]"].condition is Condition.NOT_EXAMINED

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from coranto.checkup import Condition, Examination
-from coranto.checkup.status.values import BrokerState, ClusterSnapshot, ConsumerState, Look, StatusChange
+from coranto.checkup.status.values import BrokerState, ClusterSnapshot, ConsumerState, StatusChange, StatusReport
 from coranto.cli.status import document
 from coranto.cli.status_screen import plain_lines, screen, summary
 from coranto.testing import SyncCluster
@@ -25,7 +25,7 @@ from coranto.testing.command_line import CommandLine
 
 COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
 
-LOOK = Look(
+LOOK = StatusReport(
     1_000.0,
     0.25,
     ClusterSnapshot(1_000.0, "c1", 7, 2, {"z#0": "0.2.0"}, {}),
@@ -34,7 +34,7 @@ LOOK = Look(
         Examination("store s3://x/", Condition.PROBLEM, "the bucket is gone\x1b[31m", "make it"),
         *(Examination(f"warned {number}", Condition.WARNING, "soon", "do it") for number in range(200)),
         Examination("versions", Condition.OK, "all brokers and this client have 0.2.0"),
-        Examination("etcd", Condition.NOT_LOOKED_AT, "not named", "give --etcd"),
+        Examination("etcd", Condition.NOT_EXAMINED, "not named", "give --etcd"),
     ),
     3,
     1,

@@ -165,7 +165,7 @@ async def test_a_sequencer_of_two_journals_is_fed_manually(client: JournalClient
 async def test_a_source_of_an_earlier_journal_is_refused_and_one_without_an_id_gets_one(
     client: JournalClient, broker: FakeBroker
 ) -> None:
-    broker.tells_ids = True
+    broker.has_ids = True
     broker.create(JOURNAL)
     one = publisher(client, ProducerClock(lambda: 0))
     await one.publish(JOURNAL, {"text": "a"})
@@ -190,7 +190,7 @@ async def test_a_source_of_an_earlier_journal_is_refused_and_one_without_an_id_g
 
 
 async def test_a_reader_stops_at_lost_content(broker: FakeBroker, client: JournalClient) -> None:
-    broker.tells_ids = True
+    broker.has_ids = True
     broker.create(JOURNAL)
     clock = ProducerClock(lambda: 0)
 

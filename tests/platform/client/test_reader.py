@@ -484,7 +484,7 @@ async def test_a_long_waiting_read_logs_once_per_minute(
 async def test_an_offset_of_an_earlier_journal_is_refused_immediately(
     client: JournalClient, broker: FakeBroker
 ) -> None:
-    broker.tells_ids = True
+    broker.has_ids = True
     broker.create(NAME)
     await broker.write(NAME, b"0123")
     (chunk,) = await gather(client.read(NAME))
@@ -505,7 +505,7 @@ async def test_an_offset_of_an_earlier_journal_is_refused_immediately(
 async def test_a_running_read_detects_that_its_journal_was_recreated(
     client: JournalClient, broker: FakeBroker, clock: HurriedClock
 ) -> None:
-    broker.tells_ids = True
+    broker.has_ids = True
     broker.create(NAME)
     async with contextlib.aclosing(client.read(NAME, block=True)) as chunks:
         first = asyncio.create_task(anext(chunks))

@@ -53,7 +53,7 @@ class Lists:
         self.opened += 1
         return self.identity
 
-    async def read(self, room: int) -> Sequence[Read] | None:
+    async def read(self, max_bytes: int) -> Sequence[Read] | None:
         await asyncio.sleep(0)
         if self.outages:
             self.outages -= 1

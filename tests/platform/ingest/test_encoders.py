@@ -53,8 +53,8 @@ async def test_a_source_without_rows_registers_no_schema(client: JournalClient) 
     source = Lists({"a": [1]}, schema=())
     real = source.read
 
-    async def read(room: int) -> Any:
-        found = await real(room)
+    async def read(max_bytes: int) -> Any:
+        found = await real(max_bytes)
         source.schema = FIELDS if source.opened > 1 else ()
         return [Read("head", (), 1)] if source.opened == 1 and found else found
 

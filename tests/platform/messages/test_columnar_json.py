@@ -206,7 +206,7 @@ async def test_tables_and_single_messages_are_published_in_order(kind):
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 async def test_a_transaction_ends_after_tables_that_another_task_adds(end, monkeypatch):
-    monkeypatch.setattr(columnar_json, "ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(columnar_json, "BATCH_ROWS", 1)
     batches: list[bytes] = []
     begun = asyncio.Event()
 
@@ -227,7 +227,7 @@ async def test_a_transaction_ends_after_tables_that_another_task_adds(end, monke
 
 
 def test_large_rows_are_encoded_in_small_parts(monkeypatch):
-    monkeypatch.setattr(columnar_json, "BYTES_AT_ONCE", 1000)
+    monkeypatch.setattr(columnar_json, "BATCH_BYTES", 1000)
     table = pa.table({"n": range(100), "s": ["x" * 100] * 100})
     parts = list(parts_of(table))
     assert max(part.nbytes for part in parts) <= 1000 < table.nbytes
@@ -236,7 +236,7 @@ def test_large_rows_are_encoded_in_small_parts(monkeypatch):
 
 
 def test_a_part_encodes_only_the_elements_of_its_rows(monkeypatch):
-    monkeypatch.setattr(columnar_json, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(columnar_json, "BATCH_ROWS", 2)
     encoded: list[int] = []
     elements = columnar_json._elements
     monkeypatch.setattr(columnar_json, "_elements", lambda values: encoded.append(len(values)) or elements(values))

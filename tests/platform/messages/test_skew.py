@@ -37,7 +37,7 @@ def test_each_producer_is_warned_about_once() -> None:
     watch = SkewWatch("j", Source())
     sources = [Source(100 * n, {A: ProducerState(clock_at(NOW + 30 * HOUR) + n, -1, 100 * n)}) for n in (1, 2)]
     with capture_logs() as logs:
-        assert [len(watch.look(source, NOW)) for source in sources] == [1, 0]
+        assert [len(watch.check(source, NOW)) for source in sources] == [1, 0]
     assert [(entry["journal"], entry["producer"], entry["seconds_ahead"]) for entry in logs] == [
         ("j", A.hex(), 30 * HOUR)
     ]

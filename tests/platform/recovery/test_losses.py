@@ -6,7 +6,7 @@ from coranto.audit import Depth, Fact, Finding, Kind, Report, Severity, Subject
 from coranto.fragments.forks import Share
 from coranto.fragments.fragment import MAX_OFFSET, Codec, Fragment
 from coranto.recovery import RecoveryStep, StepKind
-from coranto.recovery.losses import files_to_set_aside, is_mended, owners_elsewhere
+from coranto.recovery.losses import files_to_set_aside, is_repaired, owners_elsewhere
 
 STORE = "s3://b/"
 SHARED = Fragment("a/source", 0, 100, bytes(20), Codec.NONE, STORE, 1)
@@ -38,11 +38,11 @@ def restore(fragment: Fragment) -> RecoveryStep:
 
 def test_a_step_for_the_source_resolves_findings_of_the_fork() -> None:
     for kind in (Kind.CONTENT_LOST, Kind.FRAGMENT_MISSING, Kind.CONTENT_DIFFERS):
-        assert is_mended(finding(kind, 0, 100, SHARED), [restore(SHARED)], FOLDERS)
+        assert is_repaired(finding(kind, 0, 100, SHARED), [restore(SHARED)], FOLDERS)
     own = Fragment("a/source", 100, 200, bytes(20), Codec.NONE, STORE, 1)
     lost = finding(Kind.CONTENT_LOST, 100, 200)  # Offsets that both have, with separate content.
-    assert not is_mended(lost, [restore(own)], FOLDERS)
-    assert not is_mended(finding(Kind.CONTENT_LOST, 0, 150), [restore(SHARED)], FOLDERS)
+    assert not is_repaired(lost, [restore(own)], FOLDERS)
+    assert not is_repaired(finding(Kind.CONTENT_LOST, 0, 150), [restore(SHARED)], FOLDERS)
 
 
 def test_recovery_of_a_fork_neither_sets_aside_nor_accepts_loss_of_shared_content() -> None:

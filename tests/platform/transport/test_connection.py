@@ -122,7 +122,7 @@ async def test_a_silent_peer_is_disconnected(monkeypatch: pytest.MonkeyPatch) ->
     async with connected() as (client, _, _):
         client.watch()
         client._check_silence(False)  # A minute of silence causes a ping.
-        await eventually(lambda: client._heard)  # The other side answers, although no task reads there.
+        await eventually(lambda: client._has_received)  # The other side answers, although no task reads there.
         client._check_silence(True)
         assert client.problem is None
         monkeypatch.setattr(FrameConnection, "data_received", lambda *_: None)

@@ -67,6 +67,6 @@ def _appears_applied(change: pb.ApplyRequest.Change, present: Mapping[str, Journ
     found = present.get(change.upsert.name)
     if found is None or not labels.value_of(change.upsert.labels, STREAM_LABEL):
         return found is not None
-    wanted, is_now = decode_segment(JournalInfo(change.upsert, 0, 0, pb.Route())), decode_segment(found)
-    same = (wanted.epoch, wanted.range, wanted.predecessors) == (is_now.epoch, is_now.range, is_now.predecessors)
-    return same and is_now.sealing >= wanted.sealing and is_now.begin >= wanted.begin
+    wanted, current = decode_segment(JournalInfo(change.upsert, 0, 0, pb.Route())), decode_segment(found)
+    same = (wanted.epoch, wanted.range, wanted.predecessors) == (current.epoch, current.range, current.predecessors)
+    return same and current.sealing >= wanted.sealing and current.begin >= wanted.begin

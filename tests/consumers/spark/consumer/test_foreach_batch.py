@@ -250,7 +250,7 @@ def test_the_error_about_an_old_checkpoint_names_the_content_it_would_lose(kind,
 def test_a_query_continues_in_a_source_that_was_recovered_as_its_error_says(world):
     """The checkpoint and the name in the store are the same. The last batch was not marked as done."""
     source, sent = "in/rows", bytearray()
-    world.broker.fake.tells_ids = True
+    world.broker.fake.has_ids = True
 
     def create(content: bytes) -> None:
         world.broker.create(source)

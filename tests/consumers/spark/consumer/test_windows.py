@@ -311,7 +311,7 @@ def test_outputs_that_cannot_be_replaced_by_window_are_refused(spark, world, sql
         consumer(spark, world, sqlite_url).materialize(name)
 
 
-class Elsewhere(Flights):
+class ProjectKeys(Flights):
     """Another application, which lists flights in one table only and may have other sources."""
 
     def __init__(self, sources: str = SELECTOR) -> None:
@@ -344,9 +344,9 @@ def test_another_application_of_the_same_name_is_refused_until_it_is_confirmed(s
     made.materialize(first)
     before = rows_of(store_url, BY_WINDOW), rows_of(store_url, EACH)
     for name in (first, second):
-        text, code = refused(consumer(spark, world, store_url, Elsewhere()), name)
+        text, code = refused(consumer(spark, world, store_url, ProjectKeys()), name)
         assert "table by_window gets nothing any more" in text
-    text, _ = refused(consumer(spark, world, store_url, Elsewhere(f"name={TWO}")), second)
+    text, _ = refused(consumer(spark, world, store_url, ProjectKeys(f"name={TWO}")), second)
     assert f"sources: recorded {SELECTOR}, now name={TWO}; the rest of {ONE} from" in text
     assert (rows_of(store_url, BY_WINDOW), rows_of(store_url, EACH)) == before
     store = SqlStore(store_url)
@@ -355,8 +355,8 @@ def test_another_application_of_the_same_name_is_refused_until_it_is_confirmed(s
     )
     consumer(spark, world, store_url).materialize(second)
 
-    consumer(spark, world, store_url, Elsewhere(), accept_changes=code).materialize(first)
-    consumer(spark, world, store_url, Elsewhere()).materialize(second)
+    consumer(spark, world, store_url, ProjectKeys(), accept_changes=code).materialize(first)
+    consumer(spark, world, store_url, ProjectKeys()).materialize(second)
     assert made.log.identity().sometimes == {"table by_window"}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coranto.client import SyncJournalClient
-from coranto.client.side_by_side import JournalRange
+from coranto.client.range_prefetch import JournalRange
 from coranto.cluster import EmbeddedCluster
 from coranto.errors import InvalidInput, OffsetJump, Unavailable
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set

@@ -17,7 +17,7 @@ from coranto.errors import (
     Unavailable,
 )
 from coranto_consumers.spark.session import task_errors
-from coranto_consumers.spark.session.task_errors import error_of_task, errors_of_tasks, told_to_driver
+from coranto_consumers.spark.session.task_errors import error_of_task, errors_of_tasks, errors_to_driver
 
 ERRORS = [
     CorruptMessage("a/b", 17, 'a line {"n":\n 1} (é)'),
@@ -32,7 +32,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_error_keeps_its_type_and_fields_after_any_text(error):
-    with pytest.raises(type(error)) as raised, told_to_driver(), told_to_driver():
+    with pytest.raises(type(error)) as raised, errors_to_driver(), errors_to_driver():
         raise error
 
     trace = "".join(traceback.format_exception(raised.value))
@@ -77,19 +77,19 @@ def test_other_texts_are_not_errors_of_coranto(text):
 
 
 def test_other_errors_of_tasks_stay_unchanged():
-    with pytest.raises(KeyError), told_to_driver():
+    with pytest.raises(KeyError), errors_to_driver():
         raise KeyError("x")
 
 
 def test_workers_hide_the_traceback_of_errors_about_user_values(monkeypatch):
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
-    with pytest.raises(InvalidInput), told_to_driver():
+    with pytest.raises(InvalidInput), errors_to_driver():
         raise InvalidInput("x", field="option mode")
     assert "SPARK_HIDE_TRACEBACK" not in os.environ
     monkeypatch.setattr(task_errors, "_is_worker", lambda: True)
     for error in (Unavailable("no broker answers"), InvalidInput("x", field="option mode")):
         assert "SPARK_HIDE_TRACEBACK" not in os.environ
-        with pytest.raises(type(error)), told_to_driver():
+        with pytest.raises(type(error)), errors_to_driver():
             raise error
     assert os.environ["SPARK_HIDE_TRACEBACK"] == "1"
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK")

@@ -241,7 +241,7 @@ def test_offsets_bound_a_read(topic):
 
 
 def test_offsets_of_an_earlier_journal_are_an_error_or_a_reported_loss(broker):
-    broker.fake.tells_ids = True
+    broker.fake.has_ids = True
 
     def create(*numbers: int) -> JournalOffset:
         broker.create(ONE)

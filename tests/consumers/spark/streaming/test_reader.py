@@ -331,7 +331,7 @@ def test_a_query_may_continue_with_a_recreated_journal_and_without_a_deleted_one
 
 
 def test_a_journal_is_known_by_its_id_not_by_the_etcd_revision_that_created_it(broker, publisher, new_reader):
-    broker.fake.tells_ids = True
+    broker.fake.has_ids = True
     broker.create(ONE)
     one = publisher()
     one.publish(ONE, {"n": 1})
@@ -367,7 +367,7 @@ def test_a_journal_is_known_by_its_id_not_by_the_etcd_revision_that_created_it(b
 
 
 def test_a_query_stops_at_lost_content_and_may_continue_at_the_lower_head(broker, publisher, new_reader):
-    broker.fake.tells_ids = True
+    broker.fake.has_ids = True
     broker.create(ONE)
     made, one = broker.fake.journals[ONE], publisher()
 
@@ -406,7 +406,7 @@ def test_a_query_stops_at_lost_content_and_may_continue_at_the_lower_head(broker
 
 
 def test_a_query_continues_in_a_journal_with_the_same_content_as_advised(broker, publisher, new_reader):
-    broker.fake.tells_ids = True
+    broker.fake.has_ids = True
     broker.create(ONE)
     one = publisher()
     for n in (1, 2):
@@ -442,7 +442,7 @@ def test_a_query_continues_in_a_journal_with_the_same_content_as_advised(broker,
 
 
 def test_a_query_that_has_read_nothing_detects_a_recreated_journal(broker, publisher, new_reader):
-    broker.fake.tells_ids = True
+    broker.fake.has_ids = True
 
     def create(*numbers):
         broker.create(ONE)

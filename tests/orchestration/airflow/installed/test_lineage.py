@@ -10,7 +10,7 @@ import pytest
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from airflow_coranto.assets.journal import journal_asset
-from airflow_coranto.lineage import positions_after, positions_in, tell_growth
+from airflow_coranto.lineage import emit_growth, positions_after, positions_in
 from coranto.client import SyncJournalClient
 from coranto.client.heads import Heads
 from coranto.errors import Unavailable
@@ -69,7 +69,7 @@ def test_a_head_unknown_after_the_work_counts_as_no_growth(client: SyncJournalCl
     after = positions_after(forgetful(client, 1000, 0.1), before)
     asset = journal_asset(filled, cluster="test")
     events = OutletEventAccessors()
-    tell_growth({"outlet_events": events}, [asset], "test", before, after)
+    emit_growth({"outlet_events": events}, [asset], "test", before, after)
     payload = events[asset].extra["payload"]
     assert payload["bytes"] == len(b"seen\n")
     assert {name: at["offset"] for name, at in payload["heads"].items()} == {first: 7, second: 12}

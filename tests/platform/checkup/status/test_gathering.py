@@ -199,9 +199,9 @@ def test_brokers_without_journals_are_found_by_any_member_of_etcd(cluster: Embed
 
 def test_a_cluster_that_does_not_answer_is_reported() -> None:
     target = StatusTarget(ClientConfig("127.0.0.1:1"), etcd="127.0.0.1:1", timeout=10.0)
-    look = shared_loop().run(StatusGatherer(target).look())
-    assert not look.is_healthy
-    assert look.snapshot is None
-    bad = {each.subject: each for each in look.examinations if each.condition == "problem"}
+    report = shared_loop().run(StatusGatherer(target).report())
+    assert not report.is_healthy
+    assert report.snapshot is None
+    bad = {each.subject: each for each in report.examinations if each.condition == "problem"}
     assert bad.keys() == {"broker 127.0.0.1:1", "journals", "etcd"}
     assert all(each.advice for each in bad.values())

@@ -24,7 +24,7 @@ def test_a_section_that_cannot_be_loaded_is_reported() -> None:
     sections, failures = load_sections(broken)
     assert sections == []
     assert [(each.subject, each.condition) for each in failures] == [
-        ("one", Condition.NOT_LOOKED_AT),
-        ("two", Condition.NOT_LOOKED_AT),
+        ("one", Condition.NOT_EXAMINED),
+        ("two", Condition.NOT_EXAMINED),
     ]
     assert "no_such_module" in failures[0].found

@@ -106,7 +106,7 @@ def test_offsets_of_an_earlier_journal_are_refused_by_every_command(
     run: CommandLine, remote: RemoteBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CORANTO_FILE_ROOT", str(tmp_path))
-    remote.fake.tells_ids = True
+    remote.fake.has_ids = True
     names = sorted(JOURNALS)
 
     def create(lines: int) -> None:

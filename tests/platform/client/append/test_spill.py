@@ -63,7 +63,7 @@ def test_after_each_restart_a_spill_has_its_unsettled_content(
             action = data.draw(st.sampled_from(["add", "add", "settle", "restart"]))
             if action == "add":
                 content = b"%d:" % step + b"x" * data.draw(st.integers(0, 120))
-                if spill.has_room(journal, len(content)):
+                if spill.has_capacity(journal, len(content)):
                     spill.add(journal, content)
                     wanted[journal].append(content)
             elif action == "settle":
@@ -85,7 +85,7 @@ def test_after_each_restart_a_spill_has_its_unsettled_content(
 def test_a_stuck_journal_does_not_keep_the_files_of_others(spill: Spill, folder: Path) -> None:
     stuck = spill.add("stuck", b"first")
     for number in range(1_000):
-        assert spill.has_room("busy", 100)
+        assert spill.has_capacity("busy", 100)
         spill.settle("busy", [spill.add("busy", b"%d" % number * 25)])
     assert spill.read(stuck) == b"first"
     assert used(folder) <= 10_000
@@ -174,11 +174,11 @@ spill.add("a", b"two")
 
 
 def test_a_spill_is_bounded(spill: Spill) -> None:
-    while spill.has_room("a", 500):
+    while spill.has_capacity("a", 500):
         spill.add("a", b"x" * 500)
     assert len(spill.pending) == 10_000 // 524
     with pytest.raises(InvalidInput, match="do not fit into a spill"):
-        spill.has_room("a", 20_000)
+        spill.has_capacity("a", 20_000)
     with pytest.raises(InvalidInput, match="spill_bytes"):
         Spill(Path("x"), 0)
 

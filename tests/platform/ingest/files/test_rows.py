@@ -18,11 +18,11 @@ from coranto.ingest.source import SourceRow
 JSON = FileOptions("file:///in/")
 
 
-def read(options: FileOptions, content: bytes, after: int = 0, room: int = 10) -> list[Any]:
+def read(options: FileOptions, content: bytes, after: int = 0, max_bytes: int = 10) -> list[Any]:
     """Return the fields of rows, or place and problem of poison rows, followed by the position."""
     rows, found = rows_of(options, "a", io.BytesIO(content), after), list[Any]()
     while True:
-        some, at, done = rows.read(room)
+        some, at, done = rows.read(max_bytes)
         found += [each.fields if isinstance(each, SourceRow) else (each.place, each.problem) for each in some]
         if done:
             return [*found, at]

@@ -117,7 +117,7 @@ class Half(FileSource):
 
     reads = 0
 
-    async def read(self, room: int):  # type: ignore[no-untyped-def]
+    async def read(self, max_bytes: int):  # type: ignore[no-untyped-def]
         self.reads += 1
         if self.reads == 3:
             raise SourceChanged("interrupted")

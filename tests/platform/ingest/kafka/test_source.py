@@ -232,7 +232,7 @@ async def test_records_removed_while_reading_are_counted_as_lost(client: Journal
     running = asyncio.create_task(one.run(follow=True))
     await until(lambda: one.metrics.registry.get_sample_value("coranto_ingest_batches_total", {"ingest": "loads"}))
     source_read = source._read_alone
-    source._read_alone = lambda room: []  # type: ignore[method-assign]
+    source._read_alone = lambda max_bytes: []  # type: ignore[method-assign]
     await asyncio.sleep(0.3)
     topics.write(name, range(5, 20))
     topics.remove_before(name, 0, 12)

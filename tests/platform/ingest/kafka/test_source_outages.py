@@ -82,9 +82,9 @@ async def test_a_topic_deleted_while_it_is_read_is_an_error(server: KafkaServer,
     source = KafkaSource(topics.options(topic))
     read, is_deleted = source.read, False
 
-    async def read_and_delete(room: int) -> Any:
+    async def read_and_delete(max_bytes: int) -> Any:
         nonlocal is_deleted
-        found = await read(room)
+        found = await read(max_bytes)
         if not is_deleted and any(each.rows for each in found or ()):
             is_deleted = True
             await asyncio.to_thread(topics.delete, topic)

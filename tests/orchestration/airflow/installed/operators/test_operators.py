@@ -21,7 +21,7 @@ from airflow.providers.common.compat.sdk import (
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from airflow_coranto.hooks.coranto import CorantoHook
-from airflow_coranto.operators.audit import AuditOperator, told_report
+from airflow_coranto.operators.audit import AuditOperator, report_value
 from airflow_coranto.operators.publish import PublishOperator
 from airflow_coranto.operators.recovery import ApproveRecoveryOperator, PlanRecoveryOperator, RecoverOperator
 from airflow_coranto.operators.spark import SparkConsumerOperator
@@ -204,9 +204,9 @@ def test_the_size_of_a_report_is_limited() -> None:
     found = [
         Finding(Kind.CONTENT_LOST, Severity.ERROR, Subject.journal(f"shop/{number}"), "lost") for number in range(1200)
     ]
-    data = told_report(Report("", Depth.CHEAP, 0.0, 1.0, findings=found))
+    data = report_value(Report("", Depth.CHEAP, 0.0, 1.0, findings=found))
     assert (len(data["findings"]), data["findings_left_out"]) == (1000, 200)
-    assert "findings_left_out" not in told_report(Report("", Depth.CHEAP, 0.0, 1.0, findings=found[:1000]))
+    assert "findings_left_out" not in report_value(Report("", Depth.CHEAP, 0.0, 1.0, findings=found[:1000]))
 
 
 def test_a_recovery_of_sound_journals_is_skipped(client: SyncJournalClient, group: str) -> None:

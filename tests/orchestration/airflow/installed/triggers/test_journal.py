@@ -133,7 +133,7 @@ async def test_a_damaged_variable_is_not_replaced(variables: dict[str, str], app
     await appending(0, b"grown")
     async with aclosing(of.run()) as events:
         waiting = asyncio.ensure_future(next_event(events))
-        await until(lambda: "delete the variable" in of._told)
+        await until(lambda: "delete the variable" in of._logged_error)
         assert not waiting.done()
         variables[of.variable] = "{}"
         assert (await waiting)["bytes"] == 5

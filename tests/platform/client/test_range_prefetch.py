@@ -10,7 +10,7 @@ import pytest
 
 from coranto.client.direct import DirectReader
 from coranto.client.loop import LoopThread
-from coranto.client.side_by_side import BoundedFetches, JournalRange, SideBySide, read_in_turn
+from coranto.client.range_prefetch import BoundedFetches, JournalRange, RangePrefetch, read_in_turn
 from coranto.client.values import Chunk
 from coranto.errors import OffsetJump, StoreError, Unavailable
 from coranto.fragments.fragment import Codec, Fragment
@@ -85,7 +85,7 @@ def settle(loop: LoopThread) -> None:
 
 def test_ranges_are_read_concurrently_within_a_limit_and_returned_in_order(loop: LoopThread) -> None:
     gated, wanted = Gated(), ranges("abcdef")
-    contents = read_in_turn(SideBySide(loop, wanted, gated.read, timeout=30, at_once=3), loop, len(wanted))
+    contents = read_in_turn(RangePrefetch(loop, wanted, gated.read, timeout=30, concurrency=3), loop, len(wanted))
     found: list[list[Chunk]] = []
     taker = threading.Thread(target=lambda: found.extend(contents))
     taker.start()
@@ -107,7 +107,7 @@ def test_ranges_are_read_concurrently_within_a_limit_and_returned_in_order(loop:
 
 def test_ranges_that_are_not_taken_yet_count_as_held_bytes(loop: LoopThread) -> None:
     gated, wanted = Gated(), ranges("abcd", 10)
-    reads = SideBySide(loop, wanted, gated.read, timeout=30, room_bytes=20)
+    reads = RangePrefetch(loop, wanted, gated.read, timeout=30, max_unread_bytes=20)
     contents = read_in_turn(reads, loop, len(wanted))
     taken: list[bytes] = []
     taker = threading.Thread(target=lambda: taken.append(content(next(contents))))
@@ -131,7 +131,7 @@ def test_ranges_that_are_not_taken_yet_count_as_held_bytes(loop: LoopThread) -> 
 def test_a_range_larger_than_the_limit_is_read_alone(loop: LoopThread) -> None:
     gated = Gated()
     wanted = [*ranges("a", 30), *ranges("bc", 5)]
-    reads = SideBySide(loop, wanted, gated.read, timeout=30, room_bytes=20)
+    reads = RangePrefetch(loop, wanted, gated.read, timeout=30, max_unread_bytes=20)
     contents = read_in_turn(reads, loop, len(wanted))
     found: list[bytes] = []
     taker = threading.Thread(target=lambda: found.extend(content(each) for each in contents))
@@ -149,7 +149,7 @@ def test_a_range_larger_than_the_limit_is_read_alone(loop: LoopThread) -> None:
 def test_a_failure_is_raised_in_order_and_ends_no_other_range(loop: LoopThread) -> None:
     gated, wanted = Gated(), ranges("abc")
     gated.failing["j/b"] = OffsetJump("j/b", 4, 8)
-    reads = SideBySide(loop, wanted, gated.read, timeout=30)
+    reads = RangePrefetch(loop, wanted, gated.read, timeout=30)
     running = loop.submit(reads.run())
     gated.wait_begun(3)
     gated.release(loop, "j/b")
@@ -165,14 +165,14 @@ def test_a_failure_is_raised_in_order_and_ends_no_other_range(loop: LoopThread) 
 
 def test_a_read_without_progress_fails_with_the_name_of_its_journal(loop: LoopThread) -> None:
     gated, wanted = Gated(), ranges("ab")
-    contents = read_in_turn(SideBySide(loop, wanted, gated.read, timeout=0.01), loop, len(wanted))
+    contents = read_in_turn(RangePrefetch(loop, wanted, gated.read, timeout=0.01), loop, len(wanted))
     with pytest.raises(Unavailable, match="read of j/a: nothing arrived within"):
         next(contents)
 
 
 def test_a_waiting_caller_is_cancelled_when_the_loop_ends(loop: LoopThread) -> None:
     gated, wanted = Gated(), ranges("a")
-    reads = SideBySide(loop, wanted, gated.read, timeout=None)
+    reads = RangePrefetch(loop, wanted, gated.read, timeout=None)
     loop.submit(reads.run())
     gated.wait_begun(1)
     loop.stop()
@@ -181,7 +181,7 @@ def test_a_waiting_caller_is_cancelled_when_the_loop_ends(loop: LoopThread) -> N
 
 
 def test_no_ranges_have_no_content(loop: LoopThread) -> None:
-    assert list(read_in_turn(SideBySide(loop, [], Gated().read, timeout=1), loop, 0)) == []
+    assert list(read_in_turn(RangePrefetch(loop, [], Gated().read, timeout=1), loop, 0)) == []
 
 
 class GatedStore(DirectReader):

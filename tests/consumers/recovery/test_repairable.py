@@ -18,7 +18,7 @@ from coranto.testing.cluster import Cluster
 from coranto.testing.sim.clocks import SimClock
 from coranto_consumers.audit import ConsumerCheck, parse_expectation
 from coranto_consumers.audit.iceberg import IcebergEvidence
-from coranto_consumers.recovery import StoreDoctor, mended_store
+from coranto_consumers.recovery import StoreDoctor, repairable_store
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.publishing import ShardPublisher
 from coranto_consumers.stores.iceberg import IcebergShardStore
@@ -106,7 +106,7 @@ def test_a_plan_for_an_iceberg_store_is_stable_over_time(
                     change.set_properties({key_of(SHARD): "{" if damage == "unreadable" else old})
             await scene.publish(4)
 
-            doctor = StoreDoctor(scene.client, mended_store(URL), check)
+            doctor = StoreDoctor(scene.client, repairable_store(URL), check)
             plan = await plans_at_all_times(lambda: make_plan([doctor]), (steps, losses), listed=40, before_each=audits)
 
             async def verify() -> Report:
@@ -132,7 +132,7 @@ def test_repairs_that_a_catalog_does_not_support_are_refused(catalog: SqlCatalog
     rows = pa.table({"cents": pa.array([1], pa.int64())})
     table = catalog.create_table("shop.orders", rows.schema)
     table.append(rows)
-    store, first = mended_store(URL), catalog.load_table("shop.orders").metadata.current_snapshot_id
+    store, first = repairable_store(URL), catalog.load_table("shop.orders").metadata.current_snapshot_id
     fence, checkpoint = store.raise_fence(SHARD)
     assert (fence, checkpoint.sources) == (1, {})
     with pytest.raises(CorantoError, match="has no stage tables"):
@@ -140,4 +140,4 @@ def test_repairs_that_a_catalog_does_not_support_are_refused(catalog: SqlCatalog
     assert first is not None
     catalog.load_table("shop.orders").manage_snapshots().set_current_snapshot(first).commit()
     with pytest.raises(CorruptData, match="was rolled back behind the checkpoint"):
-        mended_store(URL).write_checkpoint(SHARD, 1, checkpoint)
+        repairable_store(URL).write_checkpoint(SHARD, 1, checkpoint)

@@ -19,7 +19,7 @@ from dagster._core.test_utils import create_run_for_test
 from coranto.testing.fake_broker import FakeBroker
 from dagster_coranto import JournalResource
 from dagster_coranto.instance.heartbeat import ALIVE_TAG, PRESUMED_DEAD_SECONDS, PROCESS_TAG, _process
-from dagster_coranto.instance.one_at_a_time import OneAtATime
+from dagster_coranto.instance.pool_slot import PoolSlot
 from tests.orchestration.instances import new_instance
 
 POOL = "coranto_consume"
@@ -41,9 +41,9 @@ class Work:
         self.waits += 1
         time.sleep(0.01)
 
-    def turn(self) -> OneAtATime:
+    def turn(self) -> PoolSlot:
         run = create_run_for_test(self.instance, status=DagsterRunStatus.STARTED)
-        return OneAtATime(self.instance, run.run_id, POOL, self.said.append, wait=self.wait)
+        return PoolSlot(self.instance, run.run_id, POOL, self.said.append, wait=self.wait)
 
     def work(self) -> bool:
         with self.turn():
@@ -123,7 +123,7 @@ def test_a_step_stopped_while_waiting_leaves_the_queue(work: Work) -> None:
 
     with work.turn():
         run = create_run_for_test(work.instance, status=DagsterRunStatus.STARTED)
-        waiting = OneAtATime(work.instance, run.run_id, POOL, work.said.append, wait=stop)
+        waiting = PoolSlot(work.instance, run.run_id, POOL, work.said.append, wait=stop)
         with pytest.raises(Stopped), waiting:
             pytest.fail("the waiting step started during another run")
         assert not [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coranto_broker.spool.disk_room import LOOK_SECONDS, DiskRoom
+from coranto_broker.spool.free_space import CHECK_SECONDS, FreeSpace
 from tests.broker.running import ManualClock
 
 
@@ -13,14 +13,14 @@ def test_free_space_is_short_below_the_reserve() -> None:
         asked.append(True)
         return free[0]
 
-    room = DiskRoom(free_bytes, 100, clock)
+    room = FreeSpace(free_bytes, 100, clock)
     assert not room.is_short
     free[0] = 99
     assert not room.is_short
     assert len(asked) == 1, "the disk is asked at intervals"
-    clock.advance(LOOK_SECONDS)
+    clock.advance(CHECK_SECONDS)
     assert room.is_short
     free[0] = 100
-    clock.advance(LOOK_SECONDS)
+    clock.advance(CHECK_SECONDS)
     assert not room.is_short
-    assert not DiskRoom(lambda: 0, 0, clock).is_short
+    assert not FreeSpace(lambda: 0, 0, clock).is_short
