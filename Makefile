@@ -124,10 +124,10 @@ images: setup ## Build the images as root on Debian, and run the files of deploy
 check: lint types imports ## All checks except tests
 
 unit: setup ## Fast tests, without servers (a minute)
-	@$(BIN)/python -m pytest -q -n auto --dist worksteal -m "fast and not exhaustive" $(addprefix --ignore=,$(LINT_TESTS))
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "fast and not exhaustive" $(addprefix --ignore=,$(LINT_TESTS))
 
 slow: setup ## Measure the tests without servers, and write the slow ones to tests/slow.txt (on a quiet machine)
-	@$(BIN)/python -m pytest -q --record-slow -m "not integration and not system and not simulation and not browser"
+	@$(BIN)/python -m pytest -q --record-slow -m "not integration and not system and not simulation and not browser and not exhaustive"
 
 lint: $(STAMP) ## Ruff; checks of words, names, generated code, document links, and licenses of dependencies
 	@$(BIN)/ruff check .

@@ -131,7 +131,7 @@ They are `exhaustive`.
 """
 SLOW_FILE = Path(__file__).with_name("slow.txt")
 """Test functions without servers that take long. `make slow` writes it."""
-SLOW_SECONDS = 0.15
+SLOW_SECONDS = 0.1
 SLOW = frozenset(SLOW_FILE.read_text().split())
 EXHAUSTIVE_FILE = Path(__file__).with_name("exhaustive.txt")
 """Long tests, and cases of tests, that only `make test-all` runs. Other tests cover the same guarantees."""
