@@ -55,7 +55,7 @@ class AirflowApi:
         deadline = time.monotonic() + REPAIR_SECONDS
         while True:
             try:
-                with urllib.request.urlopen(request, timeout=60) as answer:
+                with urllib.request.urlopen(request, timeout=300) as answer:
                     content = answer.read()
                 return json.loads(content) if content else None
             except urllib.error.HTTPError as error:
