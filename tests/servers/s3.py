@@ -25,7 +25,7 @@ REGION = "us-east-1"
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 5.0
 _ANY_SIGNATURE = (
-    "AWS4-HMAC-SHA256 Credential=nobody/20200101/us-east-1/{}/aws4_request, SignedHeaders=host, Signature=none"
+    "AWS4-HMAC-SHA256 Credential=anonymous/20200101/us-east-1/{}/aws4_request, SignedHeaders=host, Signature=none"
 )
 
 
@@ -42,7 +42,7 @@ class AwsKey:
         return {"AWS_ACCESS_KEY_ID": self.id, "AWS_SECRET_ACCESS_KEY": self.secret, "AWS_REGION": REGION}
 
 
-ANY_KEY = AwsKey("anybody", "anything")
+ANY_KEY = AwsKey("any-key-id", "any-secret")
 
 
 class S3Server:

@@ -16,7 +16,7 @@ from coranto.errors import Fenced
 from coranto.messages import Flags, JsonLines, iter_messages
 from coranto_consumers.runtime.testing import RunningShard
 
-RESUME = "go on"
+RESUME = "resume"
 
 
 def _word_of(words: queue.SimpleQueue[str]) -> str:

@@ -22,6 +22,7 @@ from sqlalchemy import text
 from coranto_consumers.stores import SqlStore
 from tests.sampling import PARTS, part_of
 from tests.servers.sql import MariadbServer, PostgresServer, why_no_mariadb
+from tests.system.crash_matrix_control import RESUME
 
 pytestmark = pytest.mark.timeout(900)
 needs_mariadb = pytest.mark.skipif(bool(why_no_mariadb()), reason=why_no_mariadb())
@@ -63,11 +64,11 @@ async def run_cell(matrix: Any, cell: str, job: dict[str, Any]) -> None:
     if job["dies"]:
         await new.expect("restored")
     elif job["locks"]:
-        old.send("go on")
+        old.send(RESUME)
         await new.expect("restored")
     else:
         await new.expect("restored")
-        old.send("go on")
+        old.send(RESUME)
     last = await matrix.publish(source, 6)
     if not job["dies"]:
         # It may report its earlier read first. Then it processes the last message.

@@ -22,6 +22,7 @@ from coranto.labels import RECOVERY_LOG
 from coranto_consumers.recoverylog.hint_store import HintKeys, HintStore
 from coranto_consumers.recoverylog.player import Player
 from tests.sampling import PARTS, part_of
+from tests.system.crash_matrix_control import RESUME
 from tests.system.test_crash_matrix import half_of
 
 pytestmark = pytest.mark.timeout(900)
@@ -67,7 +68,7 @@ class LogCell:
         await new.expect("restored")
         hints = await self._hints()
         if not self._dies:
-            old.send("go on")
+            old.send(RESUME)
         last = await matrix.publish(self._input, 6)
         if not self._dies:
             committed = not at_takeover and POINTS.index(self._point) >= POINTS.index("commit.after")

@@ -13,7 +13,7 @@ from coranto.errors import CorantoError, Unavailable
 from coranto.testing.sim.loop import simulated
 
 T = TypeVar("T")
-NO_ANSWER = Unavailable("nobody answered")
+NO_ANSWER = Unavailable("no broker answered")
 
 
 def virtually(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -72,7 +72,7 @@ def test_a_failed_server_delays_no_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "message"), [((0, 0), "b refused"), ((2, 0), "a refused"), ((1e6, 1e6), "nobody answered")]
+    ("seconds", "message"), [((0, 0), "b refused"), ((2, 0), "a refused"), ((1e6, 1e6), "no broker answered")]
 )
 def test_the_last_failure_is_raised(seconds: tuple[float, float], message: str) -> None:
     servers = Servers()
