@@ -17,10 +17,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LostContent:
-    """Content of a journal that is gone: [begin, end).
+    """Content of a journal that is gone: [begin, end), or, if `recreated`, all that a reader had not read at `begin`.
 
-    If `recreated`, nothing from `begin` on exists, and the journal ends at `end`. If `known` is set, it was recreated:
-    `known` is the id of the journal that `begin` refers to, and `found` is the present one.
+    A `recreated` journal ends at `end` and was deleted and created again, or has lost its newest content. The former is
+    certain if `known` is set: the id of the journal that `begin` refers to. `found` is the present id.
     """
 
     journal: str
@@ -107,13 +107,6 @@ def continue_after(source: Source, lost: LostContent, begin: int = 0) -> tuple[S
             state = replace(state, begin=lost.end if lost.end < source.read_through else -1)
         producers[producer] = state
     return replace(source, read_through=read_through, producers=producers), partly
-
-
-def skip_lost(sources: Mapping[str, Source], lost: LostContent, begin: int = 0, **context: str) -> dict[str, Source]:
-    """Return sources that continue after lost content (`continue_after`), and log the loss with further fields."""
-    source, partly = continue_after(sources[lost.journal], lost, begin)
-    warn_of(lost, partly, **context)
-    return {**sources, lost.journal: source}
 
 
 def warn_of(lost: LostContent, partly: Iterable[PartlyLost] = (), **context: str) -> None:

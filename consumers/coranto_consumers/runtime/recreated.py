@@ -11,7 +11,7 @@ from coranto.client.heads import JournalHead
 from coranto.errors import InvalidInput
 from coranto.messages import Source
 from coranto.wire import consumer_pb2 as pc
-from coranto_consumers.journals.losses import LostContent, lost_before, of_another, skip_lost
+from coranto_consumers.journals.losses import LostContent, continue_after, lost_before, of_another, warn_of
 
 
 def advice(shard: str, journal: str) -> str:
@@ -60,7 +60,8 @@ async def present_sources(
             error = lost.error(advice(spec.id, head.journal))
             if not may_continue or (head.journal_id and head.journal_id == source.journal_id):
                 raise error  # To read the same journal from its beginning would count its messages twice.
-            source = skip_lost({head.journal: source}, lost, head.begin, shard=spec.id, error=str(error))[head.journal]
+            source, partly = continue_after(source, lost, head.begin)
+            warn_of(lost, partly, shard=spec.id, error=str(error))
             source = replace(source, journal_id=head.journal_id)
         found[head.journal] = source
     return found

@@ -22,7 +22,7 @@ from coranto_consumers.journals.discovery import (
     not_read,
     require_unread,
 )
-from coranto_consumers.journals.losses import LostContent, lost_before, lost_of, of_another, skip_lost, warn_of
+from coranto_consumers.journals.losses import LostContent, continue_after, lost_before, lost_of, of_another, warn_of
 from coranto_consumers.journals.ranges import Range
 from coranto_consumers.outputs.identity import sources_of
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
@@ -266,7 +266,9 @@ class Run:
         if self._options.fail_on_data_loss:
             raise lost.error(self._advice(lost.journal))
         self.report = replace(self.report, lost=(*self.report.lost, lost))
-        self.sources = skip_lost(self.sources, lost, begin)
+        source, partly = continue_after(self.sources[lost.journal], lost, begin)
+        warn_of(lost, partly)
+        self.sources = {**self.sources, lost.journal: source}
 
     def _drop_segments(self, present: Extents) -> None:
         """Drop the state of truncated segments. Raises StreamTruncated if one was not fully read."""
