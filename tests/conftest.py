@@ -6,7 +6,6 @@ import inspect
 import logging
 import os
 import random
-import re
 import signal
 import socket
 import sys
@@ -124,11 +123,6 @@ FOLDERS = {"simulation": "simulation", "system": "system"}
 PROGRAMS = frozenset({"etcd", "java", "spark-submit", "initdb", "postgres", "mariadbd"})
 """Programs that only tests with one of these marks may start."""
 SERVER_MARKS = frozenset({"integration", "system", "simulation", "browser"})
-OF_SIMULATION = re.compile(r"_caught$|^test_planted_bugs|^test_there_is_no_anomaly_without|^test_the_seeds_cover")
-"""Tests of `simulation/` that check the simulation itself: it finds planted bugs, and its seeds reach their targets.
-
-They are `exhaustive`.
-"""
 SLOW_FILE = Path(__file__).with_name("slow.txt")
 """Test functions without servers that take long. `make slow` writes it."""
 SLOW_SECONDS = 0.1
@@ -223,8 +217,6 @@ def _shuffled(items: list[pytest.Item], chance: random.Random) -> list[pytest.It
 def _derived_marks(item: pytest.Item, here: Path) -> Iterator[str]:
     if mark := FOLDERS.get(item.path.relative_to(here).parts[0]):
         yield mark
-        if mark == "simulation" and OF_SIMULATION.search(_function_name(item.name)):
-            yield "exhaustive"
     if isinstance(item, pytest.Function):
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if any(isinstance(each, str) and each in DATABASES for each in parameters):
