@@ -117,11 +117,11 @@ def test_a_failure_prints_its_replay_command() -> None:
 
 
 def is_caught(*names: str, prepare: Prepare | None = None, **options: Any) -> bool:
-    """Return True if one of a few seeds with these options finds an anomaly of one of these names."""
+    """Return True if one of 64 seeds with these options finds an anomaly of one of these names."""
     given = {"broker_faults": (), "consumers": 3, "lease_seconds": 2.0, "inputs": 1, "sources": ((0,),), **options}
     return any(
         anomaly.name in names
-        for seed in range(12)
+        for seed in range(64)
         for anomaly in run(options_of(seed, **given), prepare=prepare).anomalies
     )
 

@@ -11,6 +11,7 @@ from coranto.client.read_progress import ReadProgress
 from coranto.messages.checkpoints import Source
 from coranto_broker.append import fsm
 from coranto_broker.recovery import in_sync_records
+from coranto_consumers.journals import losses
 from coranto_consumers.runtime import recreated
 
 from .coverage import missing
@@ -51,7 +52,7 @@ def is_caught() -> bool:
 
 def test_a_shard_that_compares_no_ids_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadProgress, "expected_id", "")
-    monkeypatch.setattr(recreated, "_mismatch", lambda head, source: None)
+    monkeypatch.setattr(recreated, "of_another", lambda source, journal, head, found: None)
     assert is_caught()
 
 
@@ -84,5 +85,5 @@ def test_a_journal_that_keeps_its_id_after_its_head_was_reset_is_caught(monkeypa
 
 def test_a_shard_that_restarts_at_offset_0_after_a_head_reset_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads the remaining content of its journal a second time."""
-    monkeypatch.setattr(recreated, "held_through", lambda known, offset, found: 0)
+    monkeypatch.setattr(losses, "held_through", lambda known, offset, found: 0)
     assert is_caught()

@@ -206,10 +206,10 @@ def test_appends_share_streams_in_most_runs() -> None:
 
 
 def is_caught(*names: str, first: int = 0, **options: Any) -> bool:
-    """Return True if one of some seeds from `first` on with these options finds an anomaly of one of these names."""
+    """Return True if one of 64 seeds from `first` on with these options finds an anomaly of one of these names."""
     return any(
         anomaly.name in names
-        for seed in range(first, first + 24)
+        for seed in range(first, first + 64)
         for anomaly in run(options_of(seed, **{"seconds": 10.0, "appends": 15} | options)).anomalies
     )
 

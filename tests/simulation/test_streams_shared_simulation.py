@@ -60,8 +60,8 @@ FEW: dict[str, Any] = {"brokers": 2, "replication": 1, "faults": (), "readers": 
 
 
 def caught(*names: str, first: int = 0, **options: Any) -> bool:
-    """Return True if one of a few seeds from `first` on shows one of these anomalies."""
-    for seed in range(first, first + 16):
+    """Return True if one of 64 seeds from `first` on shows one of these anomalies."""
+    for seed in range(first, first + 64):
         report = run(shared_options_of(seed, **FEW | options))
         if any(anomaly.name in names for anomaly in report.anomalies):
             return True

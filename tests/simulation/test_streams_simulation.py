@@ -113,10 +113,10 @@ def test_large_transactions_are_sound(sizes: tuple[int, int]) -> None:
 # -- Planted bugs ------------------------------------------------------------------------------------------------------
 
 
-def caught(*names: str, first: int = 0, **options: Any) -> bool:
-    """Return True if one of a few seeds from `first` on shows one of these anomalies."""
+def caught(*names: str, first: int = 0, seeds: int = 64, **options: Any) -> bool:
+    """Return True if one of `seeds` seeds from `first` on shows one of these anomalies."""
     given: dict[str, Any] = {"brokers": 2, "replication": 1, "faults": (), "readers": 0, "units": 60, "writers": 2}
-    for seed in range(first, first + 16):
+    for seed in range(first, first + seeds):
         report = run(options_of(seed, **given | options))
         if any(anomaly.name in names for anomaly in report.anomalies):
             return True
@@ -193,7 +193,7 @@ def test_keys_that_move_to_a_successor_too_early_are_caught(monkeypatch: pytest.
 
 def test_sequences_applied_above_a_gap_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     options = HARD | {"harm": 0.6, "stable": 2, "scale_seconds": 0.7, "faults": ("pause",)}
-    assert not caught("lost", **options)
+    assert not caught("lost", seeds=16, **options)
     monkeypatch.setattr(Gaps, "before", lambda *_: None)
     assert caught("lost", **options)
 
