@@ -1,4 +1,4 @@
-"""Bearer tokens, under the name that programs import; `coranto.security.tokens` has them."""
+"""The public import path of bearer tokens, which `coranto.security` implements."""
 
 from coranto.security.oidc.client import OidcClient
 from coranto.security.tokens import Auth, BearerToken, Capability, Claims, Keys, Secret, sign

@@ -1,6 +1,6 @@
-"""Small interfaces to the outside world (clock, disk, randomness), so that a simulation can stand in for it.
+"""Small interfaces to the outside world (clock, disk, randomness), which a simulation can replace.
 
-Protocol code receives these at construction. It never reads a clock or touches a disk by itself.
+Protocol code receives these at construction. It never reads a clock or accesses a disk directly.
 The coordination service, transports and object stores have interfaces of their own
 (`coranto.coordination`, `coranto.client`, `coranto.fragments.stores`).
 """
@@ -30,7 +30,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Return seconds since an arbitrary origin. They never go backwards, and continue while the machine sleeps."""
+        """Return seconds since an arbitrary origin. They never decrease, and continue while the machine sleeps."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -105,7 +105,7 @@ class Disk(Protocol):
         ...
 
     def free_bytes(self, folder: Path) -> int:
-        """Return the room on the disk that holds a folder, or that will hold it."""
+        """Return the free space on the disk that holds a folder, or that will hold it."""
         ...
 
     def rename(self, source: Path, target: Path) -> None:
@@ -212,12 +212,12 @@ class LocalDisk:
     def sync_folder(self, folder: Path) -> None:
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except (FileNotFoundError, PermissionError):  # A folder that we may not read was made by another user.
+        except (FileNotFoundError, PermissionError):  # Another user created this folder.
             return
         try:
             os.fsync(fd)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # The file system has no fsync of folders, or needs none.
+            if error.errno != errno.EINVAL:  # The file system does not support or need fsync of folders.
                 raise
         finally:
             os.close(fd)

@@ -5,8 +5,8 @@
     CorantoError
     ├── InvalidInput                    a name, spec, selector, URL, option or request that cannot be accepted
     ├── VersionTooOld                   the installed version of a package lacks a feature
-    ├── CorruptData                     stored or received bytes that contradict themselves
-    │   ├── CorruptFragment             content whose length or SHA-1 is not what its name says
+    ├── CorruptData                     stored or received bytes that are inconsistent
+    │   ├── CorruptFragment             content whose length or SHA-1 differs from its name
     │   ├── JournalRecreated            a position belongs to content that its journal no longer has
     │   ├── CorruptMessage              bytes of a journal that are not a message of its framing
     │   │   └── TornMessage             an incomplete message before another message
@@ -35,22 +35,22 @@
     │   ├── Unauthenticated             the call has no token, or an invalid one
     │   └── PermissionDenied            the token is valid, but does not allow this call
     ├── MessageTypeNotFound             a registry has no such message type, or no such version of it
-    ├── IncompatibleType                a new version of a message type breaks the promise to readers of its journals
+    ├── IncompatibleType                a new version of a message type breaks its declared compatibility
     ├── LimitExceeded                   a server refused a call because of a limit on its callers
     ├── AppendOutcomeUnknown            the connection broke after a commit may have been sent
     ├── ApplyOutcomeUnknown             the connection broke while specs were being applied
     ├── NotDurable                      an acknowledged append has not reached the durability that its client waits for
-    ├── ContentGone                     journals no longer have the content of the moment to read
-    ├── OffsetJump                      the content at a reader's offset is gone, and begins again above it
+    ├── ContentGone                     journals no longer have all content of the requested moment
+    ├── OffsetJump                      the content at a reader's offset is gone; the next content is at a higher offset
     ├── StoreError                      a fragment store refused or failed
     │   ├── StoreDenied                 the credentials don't allow it
     │   └── FragmentNotFound            the store has no such fragment
     ├── SpillFailed                     pending appends cannot be written to this machine's disk, or read from it
     ├── SqlStoreError                   a consumer's SQL store refused or failed; nothing was committed
     │   └── RejectedRow                 a row was refused because of its values
-    ├── CommitOutcomeUnknown            the connection broke at a commit, and reading back failed too
+    ├── CommitOutcomeUnknown            the connection broke during a commit, and the outcome could not be read back
     ├── Fenced                          a later owner has raised the fence: stop, do not retry
-    ├── BatchChanged                    the number of a batch is committed, with other content
+    ├── BatchChanged                    this batch number is committed with other content
     ├── SourceChanged                   the source of an ingest was recreated, has changed, or lacks rows
     ├── PoisonRow                       a row of an ingest's source cannot become an event
     ├── ConsumerChanged                 a consumer's sources, outputs or store differ from its checkpoint
@@ -72,19 +72,19 @@
     │       ├── TransactionStateError   the transaction has ended, or is being committed
     │       ├── TransactionTimeout      it was open for too long, and was aborted
     │       ├── PreconditionFailed      an expected offset or a fence did not hold
-    │       ├── EarlierWriteFailed      a write that had to come first failed
+    │       ├── EarlierWriteFailed      an earlier write to the same segment failed
     │       ├── WriterClosed
     │       ├── WriterFenced            another process writes under this writer id now
     │       ├── WriterExpired           the stream's record of the writer was dropped or lost
-    │       ├── CommitUnknown           whether the write is durable cannot be found out any more
-    │       └── PositionUnknown         an earlier attempt made it durable, but its position cannot be found
+    │       ├── CommitUnknown           the outcome of the write can no longer be determined
+    │       └── PositionUnknown         an earlier attempt made it durable at an unknown position
     └── ClusterError                    a cluster could not be started, found or stopped
         ├── DirectoryInUse              another process holds a data directory
         ├── WrongCluster                a data directory belongs to another cluster, or to this one before its restore
         └── MemberInUse                 another live process uses this process's name
 
 Each error states the problem, the value concerned, and what to do next. `retriable` is true if the same call may
-succeed later, and `permanent` if it fails until a person has acted. `outcome` states whether a change was applied.
+succeed later, and `permanent` if it fails until a person intervenes. `outcome` states whether a change was applied.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class CorantoError(Exception):
 
 
 class InvalidInput(CorantoError, ValueError):
-    """A value cannot be accepted. `field` is the path to it within the message or file, when there is one."""
+    """A value cannot be accepted. `field` is its path in the message or file, if known."""
 
     permanent = True
 
@@ -136,7 +136,7 @@ class InvalidInput(CorantoError, ValueError):
 
 
 class MissingExtra(CorantoError, ModuleNotFoundError):
-    """A module cannot be imported because the extra that brings it is not installed."""
+    """A module cannot be imported because the extra that installs it is missing."""
 
     permanent = True
 
@@ -148,7 +148,7 @@ class MissingExtra(CorantoError, ModuleNotFoundError):
 
 
 class VersionTooOld(CorantoError):
-    """The installed version of a package lacks a feature. `instead` says what to do with this version."""
+    """The installed version of a package lacks a feature. `instead` is the advice for users who keep it."""
 
     permanent = True
 
@@ -164,7 +164,7 @@ class VersionTooOld(CorantoError):
 
 
 class CorruptData(CorantoError):
-    """Bytes contradict themselves."""
+    """Stored or received bytes are inconsistent."""
 
     permanent = True
 
@@ -254,7 +254,7 @@ class CorruptSpool(CorruptData):
 
 
 class Unavailable(CorantoError):
-    """There was no answer, or no usable one. Nothing was applied; a retry may succeed."""
+    """There was no usable answer. Nothing was applied; a retry may succeed."""
 
     retriable = True
 
@@ -280,7 +280,7 @@ class AppendOutcomeUnknown(CorantoError):
 
 
 class ApplyOutcomeUnknown(CorantoError):
-    """Changes of specs were applied either all or not at all. List the journals to find out which."""
+    """Either all or none of the spec changes were applied. List the journals to find out."""
 
     outcome = Outcome.UNKNOWN
 
@@ -331,7 +331,7 @@ class MessageTypeNotFound(CorantoError):
 
 
 class IncompatibleType(CorantoError):
-    """A new version of a message type breaks its promise to readers. `problems` has one text per field."""
+    """A new version of a message type breaks its declared compatibility. `problems` has one text per field."""
 
     permanent = True
 
@@ -358,7 +358,7 @@ class OffsetJump(CorantoError):
 
 
 class ContentGone(CorantoError):
-    """Journals no longer have the content of the moment to read.
+    """Journals no longer have all content of the requested moment.
 
     `gone` has the missing offsets [begin, end) of each journal, `left` the first later offset with content.
     """
@@ -422,7 +422,7 @@ class RejectedRow(SqlStoreError):
     """A database refused a row because of its values. Nothing was committed, and a retry fails in the same way.
 
     `problem` has no values of rows. `journal` and `offset` are the position of its message, or "" and -1 if unknown.
-    For a row of a Spark query without a message (`is_row`), they are the batch and the number of the row in it.
+    For a row of a Spark query without a message (`is_row`), they are the batch and the row's number.
     """
 
     permanent = True
@@ -455,7 +455,7 @@ class Fenced(CorantoError):
     permanent = True
 
     def __init__(self, text: str, *, is_moved: bool = False) -> None:
-        """`is_moved` means that an operator has moved the consumer, and not that another process runs it."""
+        """`is_moved` is True if an operator has moved the consumer, and False if another process has taken over."""
         super().__init__(text)
         self.is_moved = is_moved
 
@@ -495,7 +495,7 @@ class PoisonRow(CorantoError):
 
 
 class ConsumerChanged(CorantoError):
-    """A consumer has other sources or outputs, or another store, than its checkpoint records. Nothing is committed.
+    """The sources, outputs or store of a consumer differ from its checkpoint. Nothing is committed.
 
     The error states the consequences of continuing, and the confirmation that permits it.
     """
@@ -508,7 +508,7 @@ class CoordinationError(CorantoError):
 
 
 class WatchReset(CoordinationError):
-    """etcd compacted the history from a watch's revision, or etcd itself went back in time. Read the prefix again."""
+    """etcd has compacted the revision of a watch, or its revision has decreased. Read the prefix again."""
 
     retriable = True
 
@@ -521,7 +521,7 @@ class TxnOutcomeUnknown(CoordinationError):
 
 
 class LeaseLost(CoordinationError):
-    """The process's lease is gone. Others may hold its assignments, so it must stop serving them."""
+    """The process's lease is gone. Other processes may hold its assignments, so it must stop serving them."""
 
 
 class ClusterError(CorantoError):
@@ -539,11 +539,11 @@ class DirectoryInUse(ClusterError):
 
 
 class WrongCluster(ClusterError):
-    """A data directory does not belong to the etcd that its process was given. Nothing was changed on either side."""
+    """A data directory does not belong to the etcd of its process. Nothing was changed in either of them."""
 
 
 class MemberInUse(ClusterError):
-    """Another process with the same zone and name keeps its lease alive, and does not end."""
+    """Another live process with the same zone and name keeps its lease alive."""
 
 
 class StatusError(CorantoError):
@@ -705,7 +705,7 @@ class StreamExists(StreamError):
 
 
 class StreamChanged(StreamError):
-    """Another process changed the stream's segments during the call. Nothing was applied. Describe the stream first."""
+    """Another process changed the stream's segments during the call. Nothing was applied. Describe it, then retry."""
 
     retriable = True
 
@@ -733,7 +733,7 @@ class StreamTruncated(StreamError):
 class ReaderOffline(StreamError):
     """A reader is not, or no longer, a member of its group.
 
-    Other readers took it for dead or replaced it, or the group was reset. Its last changes were not recorded. Make
+    Other readers declared it dead or replaced it, or the group was reset. Its last changes were not recorded. Create
     another reader to continue.
     """
 
@@ -804,14 +804,14 @@ class WriterClosed(WriteError):
 
 
 class WriterFenced(WriteError):
-    """Another process took over this writer id. This writer must stop: nothing more of it will be appended."""
+    """Another process took over this writer id. This writer must stop: it can append nothing more."""
 
 
 class WriterExpired(WriteError):
-    """The stream's record of this writer is gone: it was idle for long while others wrote, or brokers were lost.
+    """The stream's record of this writer is gone: it was idle for long while other writers wrote, or brokers were lost.
 
     `outcome` states whether the write may be durable. To continue, read the stream to find its last event if that
-    matters, then make a writer with `fresh=True`, which takes the past for settled.
+    matters, then create a writer with `fresh=True`, which does not check earlier writes.
     """
 
     def __init__(self, message: str, outcome: Outcome = Outcome.NOT_APPLIED) -> None:
@@ -820,7 +820,7 @@ class WriterExpired(WriteError):
 
 
 class CommitUnknown(WriteError):
-    """The write may or may not be durable; the writer could not learn which. Read the stream to find out."""
+    """The write may or may not be durable. Read the stream to find out."""
 
     outcome = Outcome.UNKNOWN
 

@@ -1,4 +1,4 @@
-"""The extras of the distribution, the modules that each brings, and the error for one that is missing."""
+"""The extras of the distribution, the modules that each one installs, and the error for a missing extra."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTS: Final = {
     "airflow": ("airflow",),
     "traces": ("opentelemetry",),
 }
-"""The extras, and modules that show that they are installed."""
+"""The extras, each with modules whose presence shows that it is installed."""
 _EXTRA_OF: Final = {
     "dagster_shared": "dagster",
     **{module: extra for extra, modules in PARTS.items() for module in modules},
@@ -30,7 +30,7 @@ _EXTRA_OF: Final = {
 
 
 def explained(error: ModuleNotFoundError) -> ImportError:
-    """Return MissingExtra for a module that an extra brings, and the error itself for any other module."""
+    """Return MissingExtra if an extra installs the missing module, otherwise `error` itself."""
     extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
     return error if extra is None or isinstance(error, MissingExtra) else MissingExtra(error.name or "", extra)
 

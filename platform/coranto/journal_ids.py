@@ -1,8 +1,8 @@
-"""The ids of journals, and what two ids of journals with one name say of their content.
+"""Ids of journals, and the content that two journals of the same name share according to their ids.
 
-A journal's id is `<cluster>-<create revision>`, the revision in hexadecimal digits. If its head falls, because content
-is lost that no broker can bring back and an operator lets the journal continue (`coranto journals reset-head`), offsets
-behind that point are written again with other content. So its id changes then. Each fall adds a part to it:
+A journal's id is `<cluster>-<create revision>`, the revision in hexadecimal digits. If no broker can recover lost
+content and an operator lets the journal continue (`coranto journals reset-head`), the journal's head falls, and the
+offsets above it are written again with other content. So its id changes too. Each fall adds a part:
 
     5d3c7a-1f_4096.2b    5d3c7a-1f_4096.2b_512.9c
 
@@ -26,9 +26,9 @@ def first_id(cluster: str, create_revision: int) -> str:
 
 
 def fallen_id(journal_id: str, offset: int, revision: int) -> str:
-    """Return the id of a journal whose head fell to an offset. Empty if it has none.
+    """Return the new id of a journal whose head fell to an offset. Empty if `journal_id` is empty.
 
-    Positions with the earlier id stay valid up to that offset. After many falls, an id starts over: then none do.
+    Positions with the earlier id stay valid up to that offset. After 16 falls the id starts over, and none stay valid.
     """
     root, *falls = journal_id.split(_FALL)
     if not journal_id:
@@ -41,7 +41,7 @@ def fallen_id(journal_id: str, offset: int, revision: int) -> str:
 def shared_through(known: str, found: str) -> int | None:
     """Return the end offset of the content that journals with these ids share; None if they share none.
 
-    An id that is unknown (empty) is taken for the other one.
+    An unknown (empty) id is assumed to equal the other one.
     """
     if not known or not found or known == found:
         return EVERYTHING
@@ -70,15 +70,15 @@ def held_through(known: str, offset: int, found: str) -> int:
 
 
 def latest_id(known: str, found: str) -> str:
-    """Return the later of two ids of one journal. A broker may not have learned yet of a fall."""
+    """Return the later of two ids of one journal. A broker may not know about a fall yet."""
     return known if not found or known.startswith(found + _FALL) else found
 
 
 def same_journal(created: int, journal_id: str, offset: int, present_created: int, present_id: str) -> bool:
     """Return False if known facts show that a journal does not have the content up to `offset` of an earlier one.
 
-    Their ids decide. Where one of these is unknown (empty), the etcd revisions that created them do (0: unknown).
-    Such a revision changes when a journal is applied again after etcd was restored, and an id does not.
+    Compares their ids. If one of these is unknown (empty), compares the etcd revisions that created the journals
+    (0: unknown). Unlike an id, such a revision changes when a journal is applied again after a restore of etcd.
     """
     if journal_id and present_id:
         return is_same(journal_id, offset, present_id)

@@ -1,7 +1,7 @@
 """Labels, label sets, and selectors that match label sets.
 
-Values are the wire's own messages. A `LabelSet` is sorted and unique on (name, value). A name may have several values,
-but not an empty one together with others. A `LabelSelector` matches a set when none of its excludes match and, for
+Values are Protobuf messages. A `LabelSet` is sorted and unique on (name, value). A name may have several values, but
+not an empty one together with others. A `LabelSelector` matches a set when none of its excludes match and, for
 every label name it includes, at least one value matches. An empty selector value matches any value of that label. With
 `prefix`, the selector's value has to match only the beginning of the label's value.
 
@@ -27,7 +27,7 @@ from coranto.names import PATH_SYMBOLS, validate_token
 from coranto.wire import protocol_pb2 as pb
 
 CONTENT_TYPE: Final = "content-type"
-"""The media type of a journal's messages. It tells their framing."""
+"""The media type of a journal's messages. It determines their framing."""
 INSTANCE: Final = "app.gazette.dev/instance"
 MANAGED_BY: Final = "app.gazette.dev/managed-by"
 MESSAGE_TYPE: Final = "app.gazette.dev/message-type"
@@ -42,11 +42,11 @@ PREFIX: Final = "prefix"
 ID: Final = "id"
 """Meta label of shards."""
 DATA_LOSS: Final = "coranto.dev/data-loss"
-"""CONTINUE on a shard that continues where content of a source is lost. Without it, such a shard fails."""
+"""With the value CONTINUE, a shard continues after lost content of a source. Without this label, it fails."""
 CONTINUE: Final = "continue"
 SAME_CONTENT: Final = "coranto.dev/same-content"
-"""On a shard: `<id>/<journal>`, a source with the content of the earlier journal that the shard's checkpoint is of. It
-may have several values. Journals that one change has created have the same id."""
+"""On a shard: `<id>/<journal>`, a recreated source that has the content of the earlier journal in the shard's
+checkpoint. It may have several values, because journals that one change has created have the same id."""
 HELD: Final = "coranto.dev/held"
 """A register. Empty registers satisfy every check, except one that includes this register."""
 STREAM: Final = "coranto.dev/stream"
@@ -62,7 +62,7 @@ OF_RECORDS: Final = frozenset({PUBLICATIONS, MESSAGE_TYPES})
 FORKS: Final = "coranto.dev/fork-"
 """The beginning of the names of the labels below, which connect forks and their sources."""
 FORK_OF: Final = f"{FORKS}of"
-"""The journal that a fork was made of."""
+"""The journal that a fork was created from."""
 FORK_OFFSET: Final = f"{FORKS}offset"
 """The offset where a fork diverges."""
 FORK_BEGIN: Final = f"{FORKS}begin"
@@ -72,10 +72,10 @@ FORK_SHARES: Final = f"{FORKS}shares"
 FORK_HOLD: Final = f"{FORKS}hold"
 """`<begin>/<fork>`: the journal keeps its content from `begin` on for that fork. It may have several values."""
 FORK_STATE: Final = f"{FORKS}state"
-"""FORMING until a fork has all of its first content. Then it has no such label."""
+"""FORMING until a fork has all of its first content. Then the label is removed."""
 FORMING: Final = "forming"
 LINES: Final = "coranto.dev/lines"
-"""WHOLE or ANY: whether each append to the journal has to end with a newline. Without it, `content-type` decides."""
+"""WHOLE if each append to the journal must end with a newline, otherwise ANY. By default, `content-type` decides."""
 WHOLE: Final = "whole"
 ANY: Final = "any"
 SINGLE_VALUED: Final = frozenset({CONTENT_TYPE, INSTANCE, LINES, MANAGED_BY, MESSAGE_TYPE, MESSAGE_SUBTYPE, REGION})
@@ -197,7 +197,7 @@ def validate_label_set(labels: pb.LabelSet, *, allow_prefix: bool = False) -> No
 
 
 def _is_plainly_valid(labels: pb.LabelSet, allow_prefix: bool) -> bool:
-    """Return True if the set is valid, ASCII and repeats no name, as the registers of most appends do."""
+    """Return True if the set is valid, ASCII and repeats no name: a fast path for the registers of most appends."""
     last = ""
     for label in labels.labels:
         name = label.name
@@ -211,7 +211,7 @@ def _is_plainly_valid(labels: pb.LabelSet, allow_prefix: bool) -> bool:
 
 @lru_cache(maxsize=1024)
 def _is_plain_name(name: str) -> bool:
-    """Return True if a name is valid and ASCII. Cached, because the same names come again and again."""
+    """Return True if a name is valid and ASCII. Cached, because the same names recur."""
     return _PLAIN_NAME(name) is not None
 
 
@@ -352,7 +352,7 @@ def matches(selector: pb.LabelSelector, labels: pb.LabelSet) -> bool:
 
 
 def _has_all(wanted: pb.LabelSet, labels: pb.LabelSet) -> bool:
-    """Return True if the set holds each wanted label literally and in the same order, and so surely matches."""
+    """Return True if the set has each wanted label literally and in order, which is sufficient for a match."""
     present = iter(labels.labels)
     for label in wanted.labels:
         name, value = label.name, label.value
@@ -365,7 +365,7 @@ def _has_all(wanted: pb.LabelSet, labels: pb.LabelSet) -> bool:
 
 
 def matcher(selector: pb.LabelSelector) -> Callable[[pb.LabelSet], bool]:
-    """Return `matches` for one selector and many sets. It prepares the selector, which may be long, only once."""
+    """Return `matches` for one selector and many sets. The selector, which may be long, is prepared only once."""
     include, exclude = _accepted_values(selector.include), _accepted_values(selector.exclude)
 
     def match(labels: pb.LabelSet) -> bool:

@@ -1,4 +1,4 @@
-"""Names of a package that are imported at their first use, because their imports take long."""
+"""Lazy imports: names of a package that are imported at their first use, because importing them is slow."""
 
 from __future__ import annotations
 

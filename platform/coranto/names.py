@@ -5,7 +5,7 @@ holds a byte at or below `#` (0x23): `#` separates the parts of a key in the coo
 all of them.
 
 A journal's name in a read or append may carry *metadata* after its first `;`, which is dropped when the journal is
-looked up. It lets one process keep several reads of one journal apart.
+looked up. With it, a process can distinguish its concurrent reads of one journal.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def is_clean_path(path: str) -> bool:
 def validate_path(kind: str, value: str, min_bytes: int, max_bytes: int, *, allow_empty: bool = False) -> str:
     """Return `value` if it is a clean, relative path of path symbols. Raises InvalidInput.
 
-    Gazette accepts leading `..` parts; Coranto doesn't, because they would lead out of a store.
+    Gazette accepts leading `..` parts; Coranto doesn't, because they would point outside a store.
     """
     validate_token(kind, value, min_bytes, max_bytes, symbols=PATH_SYMBOLS, allow_empty=allow_empty)
     if value.startswith("/"):
@@ -118,7 +118,7 @@ def validate_journal(name: str, allow_metadata: bool = False, *, kind: str = "jo
 def names_above(name: str) -> Iterator[str]:
     """Yield the parent paths of a journal's name, the shortest first: for `a/b/c`, `a` and `a/b`.
 
-    A journal of such a name nests with it: in a fragment store its folder encloses the other's.
+    In a fragment store, the folder of a journal with such a name contains the folder of `name`.
     """
     at = name.find("/")
     while at >= 0:

@@ -1,13 +1,13 @@
 """Offsets with the ids of their journals, and offset vectors as JSON.
 
-An offset vector is an offset for each journal, such as a file for `--as-of`, Spark's option `startingOffsets` or
+An offset vector maps journals to offsets, such as a file for `--as-of`, Spark's option `startingOffsets` or
 `heads` of an Airflow event. In JSON an offset is a number, or an object that also has the id of its journal:
 
     {"shop/orders": {"offset": 1024, "journal_id": "5d3c7a-1f"}, "shop/refunds": 96}
 
-Coranto writes the object wherever it knows the id, and takes both forms. An offset above 0 with an id is refused if the
-journal has another id and, by that, other content below the offset (`coranto.journal_ids`): it was deleted, and created
-again under the same name, or its head fell. An offset without an id is of any journal with that name.
+Coranto writes the object if it knows the id, and accepts both forms. An offset above 0 with an id is refused if the
+journal's id shows that its content below the offset differs (`coranto.journal_ids`): the journal was deleted and
+created again under the same name, or its head fell. An offset without an id matches any journal with that name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coranto.errors import InvalidInput
 
 
 class JournalOffset(int):
-    """An offset with the id of its journal, empty if it is not known. It compares, adds and prints as its number."""
+    """An offset with the id of its journal (empty: unknown). It compares, adds and prints as an int."""
 
     journal_id: str
 
@@ -30,7 +30,7 @@ class JournalOffset(int):
 
 
 def id_of(offset: int) -> str:
-    """Return the id that a journal must have to be read from or up to an offset. Empty: any will do."""
+    """Return the id that a journal must have to be read from or up to an offset. Empty: any id."""
     return offset.journal_id if isinstance(offset, JournalOffset) and offset > 0 else ""
 
 
@@ -41,7 +41,7 @@ def offset_to_json(offset: int) -> int | dict[str, int | str]:
 
 
 def offset_of_json(raw: Any) -> int:
-    """Return the offset that JSON of `offset_to_json` has. Raises ValueError for anything else."""
+    """Parse the JSON of `offset_to_json`. Raises ValueError for anything else."""
     offset, journal_id = raw, ""
     if isinstance(raw, Mapping):
         if unknown := sorted(raw.keys() - {"offset", "journal_id"}):
@@ -60,7 +60,7 @@ def vector_to_json(offsets: Mapping[str, int]) -> dict[str, int | dict[str, int 
 
 
 def vector_of_json(raw: Any, field: str, symbol: int | None = None) -> dict[str, int]:
-    """Return the offset vector of a JSON object. A number may also be `symbol`, such as -1.
+    """Parse an offset vector from a JSON object. An offset may also be `symbol`, such as -1.
 
     Raises InvalidInput, which names `field`, for anything else.
     """

@@ -1,8 +1,8 @@
 """Logs and progress reports, the same for every program of Coranto.
 
 Logs are structured: an event, with facts as key-value pairs. They go to standard error: coloured on a terminal, plain
-lines elsewhere, or JSON for machines. `progress` shows a bar on a terminal and log lines elsewhere, so that a long task
-is never silent.
+lines elsewhere, or JSON for machines. `progress` reports the progress of a long task: a bar on a terminal, log lines
+elsewhere.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ def configure_logging(level: str = "info", *, json_lines: bool = False, stream: 
 
 
 def harmless(text: str) -> str:
-    """Return text with the control characters that steer a terminal escaped as in Python, except newlines and tabs."""
+    """Return text with terminal control characters escaped as in Python, except newlines and tabs."""
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _without_steering(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Escape control characters in facts, which may quote hostile text. JSON needs no such step: it escapes them."""
+    """Escape control characters in facts, which may quote hostile text. The JSON renderer escapes them itself."""
     return {key: harmless(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
@@ -88,7 +88,7 @@ class ProgressReport(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Set the note about the current step. It replaces the previous note."""
+        """Set the note about the current step, replacing the previous note."""
         ...
 
     def expect(self, total: int) -> None:

@@ -1,10 +1,10 @@
-"""Spans of OpenTelemetry, for programs that have set a tracer provider. Other programs import nothing for them.
+"""OpenTelemetry spans, for programs that have set a tracer provider. Other programs do not import OpenTelemetry.
 
-Clients, brokers and consumers ask for a `Tracer` when they are created. Without one they only compare it with None. A
-broker continues the traces of its callers, and begins none but for a stored fragment. So the sampler of the caller
-decides, and a call without a sampled caller carries no context.
+Clients, brokers and consumers get a `Tracer` when they are created. If it is None, tracing costs only a comparison. A
+broker continues the traces of its callers, and starts a trace only for a stored fragment. So the caller's sampler
+decides, and a call outside a sampled span carries no context.
 
-Attributes have names of OpenTelemetry's conventions for messaging, or begin with `coranto.`. They never have content.
+Attribute names follow OpenTelemetry's messaging conventions, or begin with `coranto.`. No attribute has content.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEY: Final = "traceparent"
 
 _MAX_CONTEXT: Final = 256
 _TYPES: Final = {"append": "send", "publish": "send", "read": "receive", "transaction": "process"}
-"""The kinds of operations that the conventions have names for."""
+"""The operation types of the messaging conventions, by operation."""
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ _INSTALL: Final = "pip install 'coranto[traces]'"
 
 
 class TraceSpan:
-    """One span under way. At the end of a `with` block, it ends with the block's error, if any."""
+    """An open span. A `with` block ends it, with the block's error if there is one."""
 
     __slots__ = ("_api", "_hides_errors", "_span", "traceparent")
 
@@ -59,7 +59,7 @@ class TraceSpan:
         self.end(error)
 
     def current(self) -> AbstractContextManager[object]:
-        """Return a context: spans that begin within it are inside this one."""
+        """Return a context manager. Spans that begin within it are children of this span."""
         found: AbstractContextManager[object] = self._api.use_span(
             self._span, record_exception=False, set_status_on_exception=False
         )
@@ -125,9 +125,9 @@ class Tracer:
     ) -> TraceSpan:
         """Begin a span of an operation on a journal, or of a consumer.
 
-        It is inside `within`, or otherwise the current span unless it `is_root`. `kind` is a SpanKind of OpenTelemetry.
-        `begun` is its beginning in nanoseconds; by default now. Texts of errors of consumers and publishers, which may
-        quote values of rows, are not recorded.
+        Its parent is `within`, or by default the current span unless `is_root`. `kind` is a SpanKind of OpenTelemetry.
+        `begun` is its start time in nanoseconds; by default now. Error texts of consumers and publishers are not
+        recorded, because they may quote values of rows.
         """
         api = self._api
         context = None
@@ -144,7 +144,7 @@ class Tracer:
         return TraceSpan(api, span, hides_errors=bool(consumer) or operation == "publish")
 
     def continued(self, operation: str, journal: str, traceparent: str) -> TraceSpan | None:
-        """Begin a span of a caller's call. None without a valid context, or if the caller is not sampled."""
+        """Begin the server's span of a call. None without a valid context, or if the caller's span is not sampled."""
         if not traceparent or len(traceparent) > _MAX_CONTEXT:
             return None
         context = self._propagator.extract({KEY: traceparent})
@@ -191,10 +191,10 @@ def carried_by(call: Any) -> str:
 
 
 def export(service: str, instance: str = "") -> None:
-    """Set the SDK as this program's tracer provider, with exporters, sampler and resource of the OTEL_* environment.
+    """Set the SDK's tracer provider, with the exporters, sampler and resource of the OTEL_* environment variables.
 
-    The defaults are this name of the service and of its instance, and the exporter `otlp`. Does nothing if a provider
-    is set, or the environment disables traces. Raises InvalidInput if a package is missing, or an exporter fails.
+    Defaults: the resource has `service` and `instance`, and the exporter is `otlp`. Does nothing if a provider
+    is set, or the environment disables traces. Raises InvalidInput if a package is missing or an exporter cannot start.
     """
     names = [each.strip() for each in os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",")]
     is_disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
