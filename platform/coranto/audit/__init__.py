@@ -1,7 +1,7 @@
 """Audits: compare stored content with brokers and with earlier audits, and report differences.
 
-`audit_journals` audits all journals of a selector. `findings` and `report` are the values of every audit, and
-`check` is the interface of the parts that make findings. `signing` signs reports. `content` compares one journal's
+`audit_journals` audits all journals of a selector. `findings` and `report` have the data types of audits, and
+`check` the interface of checks, which return findings. `signing` signs reports. `content` compares one journal's
 fragments with the brokers' index.
 """
 

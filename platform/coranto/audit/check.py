@@ -1,4 +1,4 @@
-"""Checks: the parts of an audit. Each examines something and gives findings."""
+"""Checks: the parts of an audit. Each one returns findings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Result:
     cluster: str = ""
 
     def add(self, other: Result) -> None:
-        """Add the results of another check. Facts about one subject are joined."""
+        """Add the results of another check. Facts about one subject are merged."""
         self.findings += other.findings
         self.coverage += other.coverage
         self.cluster = self.cluster or other.cluster
@@ -31,9 +31,9 @@ class Result:
 
 
 class Check(Protocol):
-    """A part of an audit. A check that cannot examine something says so in a finding, and never stays silent.
+    """A part of an audit. A check returns a finding about everything that it cannot examine.
 
-    It only reads, so a cancelled `run` leaves nothing behind.
+    Checks only read, so cancelling `run` has no effects.
     """
 
     @property
@@ -42,7 +42,7 @@ class Check(Protocol):
         ...
 
     async def run(self) -> Result:
-        """Examine. Raises errors only if nothing at all can be examined, such as when no broker answers."""
+        """Run the check. Raises errors only if nothing can be examined, for example if no broker answers."""
         ...
 
 
@@ -56,7 +56,7 @@ async def run_checks(
 ) -> Report:
     """Run checks one after another, and return their report. `selector` describes the audited journals in the report.
 
-    The error of one check is a finding, so that other checks still report. Raises it if no other check has a result.
+    The error of one check becomes a finding, so that other checks still report. Raises the first error if all fail.
     Checks only read, so cancelling leaves nothing behind.
     """
     times = clock or SystemClock()

@@ -1,4 +1,4 @@
-"""The clock of an audit: the brokers' one, so that records from all machines have comparable times."""
+"""The clock of an audit, corrected to the brokers' clock so that records from all machines have comparable times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLOCK_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class CorrectedClock:
-    """A clock that is `ahead` seconds ahead of the brokers' clock, and corrected by that."""
+    """The clock `own`, which is `ahead` seconds ahead of the brokers' clock, corrected by that difference."""
 
     own: Clock
     ahead: float
@@ -30,9 +30,9 @@ class CorrectedClock:
 
 
 def seconds_ahead(asked: float, answered: float, broker_time: float) -> float:
-    """Return how far a clock is ahead of a broker's (negative: behind); 0 within the tolerance.
+    """Return the seconds that a clock is ahead of a broker's (negative: behind); 0 within the tolerance.
 
-    By that clock the broker was asked at `asked`, and had answered at `answered`. A `broker_time` of 0 is not known.
+    `asked` and `answered` are the times of the request and the answer by that clock. A `broker_time` of 0 is unknown.
     """
     if not broker_time or asked - CLOCK_SECONDS <= broker_time <= answered + CLOCK_SECONDS:
         return 0.0

@@ -1,4 +1,4 @@
-"""The present and the remembered state of one journal, as the parts of a judgement share them. Pure."""
+"""The current and the recorded state of one journal, which the parts of a judgement share. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coranto.fragments.fragment import Fragment
 
 
 class ComparedJournal:
-    """The current and the remembered state of one journal, and the findings of their comparison so far."""
+    """The current and the recorded state of one journal, and the findings of their comparison so far."""
 
     def __init__(self, present: Present, before: JournalRecord | None) -> None:
         self.strays = strays_of(present, before)
@@ -30,7 +30,7 @@ class ComparedJournal:
         self.bad = {each.key: each for each in remembered if each.bad}
         self.verified = {each.key: each.verified_at for each in remembered if not each.bad} | dict(present.verified)
         self.lost: Spans = []
-        """The spans of content that is gone although nothing allowed that."""
+        """The spans of lost content (`coranto.audit.losses`)."""
         self.gaps: Spans = list(before.gaps) if before is not None else []
         """The spans without content that were accepted as lost."""
         self.missed: list[KnownFragment] = []

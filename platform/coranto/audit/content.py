@@ -94,8 +94,8 @@ async def audit_journal(
     """Audit one journal.
 
     Coverage must begin at `first_offset`. By default it begins at the oldest fragment: retention may have removed
-    earlier content. Stores of the URLs in `broken` are not asked. One that cannot be used is added: each attempt may
-    take long. Raises the client's errors when the brokers do not answer. Cancelling leaves nothing behind.
+    earlier content. `broken` has the URLs of stores to skip. A store that fails is added, because each attempt may be
+    slow. Raises the client's errors when the brokers do not answer. Cancelling leaves nothing behind.
     """
     broken = set() if broken is None else broken
     head = await client.head(journal)
@@ -144,7 +144,7 @@ async def _audit_live(client: JournalClient, fragment: Fragment) -> FragmentAudi
     except CorruptFragment as error:
         return FragmentAudit(fragment, AuditStatus.CORRUPT, str(error))
     except Unavailable as error:
-        # The brokers do answer: they listed this fragment. So they cannot serve its content.
+        # The brokers listed this fragment, so they answer, but cannot serve its content.
         return FragmentAudit(fragment, AuditStatus.UNREADABLE, f"the brokers do not serve it: {error}")
     if reached != fragment.end:
         return FragmentAudit(fragment, AuditStatus.UNREADABLE, f"the brokers served it only up to offset {reached}")

@@ -1,8 +1,8 @@
-"""The deep part of an audit: reads content and compares its SHA-1, as far as a budget of bytes goes.
+"""The deep part of an audit: reads content and verifies its SHA-1, up to a budget of bytes.
 
-Stored fragments are read in the order of their last verification, over all selected journals: first those that no audit
-has read, then those that were read longest ago. So successive audits rotate over everything. Spools are read from each
-replica at every deep audit. Content that an earlier audit missed is read again if other fragments cover it now.
+Stored fragments of all selected journals are read in the order of their last verification: first fragments that were
+bad, then unread ones, then the least recently read. So successive audits rotate over everything. Every deep audit reads
+the spool of each replica. Content that an earlier audit missed is read again if other fragments cover it now.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from coranto.fragments.stores import StoreRegistry
 from coranto.telemetry import ProgressReport, amount
 
 RECHECK_BYTES: Final = 64 << 20
-"""The largest missed fragment whose content is read again, outside the budget, if something covers it now."""
+"""The maximum length of a span that is read again, outside the budget, to compare it with an earlier audit."""
 RECHECK_SECONDS: Final = 30.0
 
 
 @dataclass(slots=True)
 class DeepResult:
-    """The content that was read. `verified` and `bad` have stored fragments by journal; `bad` with the fault."""
+    """The results of reading. `verified` and `bad` have stored fragments by journal, with the time or the fault."""
 
     findings: list[Finding] = field(default_factory=list)
     verified: dict[str, dict[Key, float]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ async def read_stored(
     clock: Clock,
     progress: ProgressReport | None = None,
 ) -> DeepResult:
-    """Read stored fragments until `budget` bytes are read (None: all), beginning with those read longest ago.
+    """Read up to `budget` bytes of stored fragments (None: all), beginning with the least recently read.
 
     At least one fragment is read, however large. A fragment that cannot be read is a finding.
     """
@@ -100,7 +100,7 @@ async def read_stored(
 async def read_spools(config: ClientConfig | None, client: JournalClient, journals: list[Present]) -> DeepResult:
     """Read the spool of every replica, and compare its SHA-1 with the replica's report.
 
-    With `config`, each replica is asked at its own endpoint. Without it, `client` asks one of them.
+    With `config`, reads from each replica at its own endpoint. Without it, reads from one replica through `client`.
     """
     result = DeepResult()
     clients: dict[str, JournalClient] = {}
@@ -118,7 +118,7 @@ async def read_spools(config: ClientConfig | None, client: JournalClient, journa
         if not present.head.known:
             return found
         async with gate:
-            # Replicas have the same content, so one replica's content is searched for messages.
+            # Replicas have the same content, so only the first one is searched for torn messages.
             torn: Torn | None = Torn(present.journal)
             if config is None or not present.info.route.endpoints:
                 await _read_live(client, present.info, present.live, "", found, torn)
@@ -180,7 +180,7 @@ async def _read_live(
 
 
 async def _compare(client: JournalClient, fragment: Fragment, wanted: bytes, looking: TornSearch | None) -> str:
-    """Return the problem of a span's content as brokers serve it; "" if its SHA-1 is `wanted`."""
+    """Return the problem of a fragment's content as a broker serves it; "" if its SHA-1 is `wanted`."""
     sha = hashlib.sha1(usedforsecurity=False)
     reached = fragment.begin
     try:
@@ -201,7 +201,7 @@ async def _compare(client: JournalClient, fragment: Fragment, wanted: bytes, loo
 
 
 async def found_again(client: JournalClient, present: Present, record: JournalRecord | None) -> frozenset[Key]:
-    """Return the missed fragments of a record whose content other fragments have again, byte for byte."""
+    """Return the missed fragments of a record whose exact content other fragments have now."""
     if record is None or not present.head.known:
         return frozenset()
     keys = present.keys
@@ -210,23 +210,23 @@ async def found_again(client: JournalClient, present: Present, record: JournalRe
 
 
 async def _digest(client: JournalClient, present: Present, fragment: KnownFragment) -> str:
-    """Return the SHA-1 of a span as it is now; "" if it is incomplete, too large or not readable."""
+    """Return the current SHA-1 of a fragment's span; "" if it is incomplete, too large or not readable."""
     if fragment.end - fragment.begin > RECHECK_BYTES or uncovered(present.spans, fragment.begin, fragment.end):
         return ""
     try:
         async with asyncio.timeout(RECHECK_SECONDS):
             content = await client.read_all(present.journal, fragment.begin, fragment.end)
     except (CorantoError, TimeoutError):
-        return ""  # The judgement says that it is missing.
+        return ""  # The judgement reports it as missing.
     return hashlib.sha1(content, usedforsecurity=False).hexdigest()
 
 
 async def fragments_with_new_content(
     client: JournalClient, present: Present, record: JournalRecord | None
 ) -> list[tuple[KnownFragment, str]]:
-    """Return fragments that only brokers had at the last audit, and that have other content now, with its SHA-1.
+    """Return fragments that only brokers had at the last audit and whose content has changed, with its new SHA-1.
 
-    Such a fragment was completed since, so it is stored under another name. Only its content shows whether brokers
+    Such a fragment was completed since and stored under another name, so only its content shows whether brokers
     assigned its offsets twice.
     """
     if record is None or not present.head.known or record.create_revision != present.info.create_revision:

@@ -1,7 +1,7 @@
-"""Findings of an audit: one fault of a kind with a stable name. Pure.
+"""Findings of an audit: faults, each of a kind with a stable name. Pure.
 
-Programs decide by `kind` and `facts`, people read `message`. So a message names the fault, its values, and
-the next step, and may change; a kind's name and the names of its facts do not.
+Programs use `kind` and `facts`, people read `message`. A message states the fault, its values and the next step, and
+may change. The names of kinds and their facts are stable.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Severity(enum.StrEnum):
     """The weight of a finding."""
 
     ERROR = "error"
-    """Something is lost, contradicts itself, or cannot be examined. The audit fails."""
+    """Something is lost, inconsistent or cannot be examined. The audit fails."""
     WARNING = "warning"
-    """Something is likely to go wrong, or unusual. The audit passes."""
+    """Something is unusual or may fail soon. The audit passes."""
     INFO = "info"
-    """Something worth knowing."""
+    """Information that needs no action."""
 
 
 class Kind(enum.StrEnum):
@@ -39,23 +39,23 @@ class Kind(enum.StrEnum):
 
     # Content.
     CONTENT_LOST = "content_lost"
-    """Content that an earlier audit knew is gone, and retention did not allow that."""
+    """Content that an earlier audit saw is gone, and retention does not explain that."""
     CONTENT_MISSING = "content_missing"
     """No fragment covers a span between the journal's first offset and its head."""
     BEGINNING_UNEXPLAINED = "beginning_unexplained"
-    """The journal does not begin at 0 although it keeps everything, and no earlier audit knows why."""
+    """The journal begins above its first offset, and neither retention nor an earlier audit explains that."""
     FRAGMENT_MISSING = "fragment_missing"
     """The brokers' index names a fragment that its store does not have."""
     CONTENT_DIFFERS = "content_differs"
     """The content of a stored fragment differs from its name."""
     CONTENT_REPLACED = "content_replaced"
-    """A stored fragment has another SHA-1 than the one that was known for the same offsets."""
+    """Offsets have another SHA-1 than at an earlier audit, or are stored with several SHA-1s."""
     CONTENT_UNREADABLE = "content_unreadable"
     """The content of a fragment cannot be read."""
     SPOOL_DIFFERS = "spool_differs"
     """The content of a replica's spool differs from the broker's report."""
     MESSAGES_TORN = "messages_torn"
-    """Content of a journal is not a message of its content type, because an append ended within one."""
+    """Content of a journal is not a message of its content type, because an append ended within a message."""
     OBJECT_UNKNOWN = "object_unknown"
     """A store has a fragment that the brokers' index does not cover."""
     OBJECT_MISNAMED = "object_misnamed"
@@ -71,9 +71,9 @@ class Kind(enum.StrEnum):
 
     # Heads, replicas and stores.
     HEAD_FELL = "head_fell"
-    """A journal's head is below the one that was known before."""
+    """A journal's head is lower than at an earlier audit."""
     CONSISTENCY_LOST = "consistency_lost"
-    """The stores know content above the brokers' head, so the journal refuses appends (INDEX_HAS_GREATER_OFFSET)."""
+    """The stores have content above the brokers' head, so the journal refuses appends (INDEX_HAS_GREATER_OFFSET)."""
     REGISTERS_LOST = "registers_lost"
     """Registers that an earlier audit knew are gone, or changed without an append."""
     NO_PRIMARY = "no_primary"
@@ -81,7 +81,7 @@ class Kind(enum.StrEnum):
     REPLICAS_MISSING = "replicas_missing"
     """Fewer brokers hold the journal, or are in sync, than its replication asks for."""
     DEMAND_UNMET = "demand_unmet"
-    """Appends cannot be acknowledged as the journal's labels demand, or were acknowledged below that."""
+    """Appends cannot reach the durability that the journal's labels demand, or were acknowledged without it."""
     UNANSWERED = "unanswered"
     """No broker answered about the journal."""
     UNPERSISTED_TOO_OLD = "unpersisted_too_old"
@@ -97,11 +97,11 @@ class Kind(enum.StrEnum):
     CHECKPOINT_GONE = "checkpoint_gone"
     """The store has no checkpoint of a consumer, or a new one in place of the one that an earlier audit knew."""
     CHECKPOINT_UNREADABLE = "checkpoint_unreadable"
-    """The bytes of a checkpoint are not a checkpoint."""
+    """A checkpoint cannot be decoded."""
     CHECKPOINT_RESET = "checkpoint_reset"
-    """An operator has moved the consumer, so that it repeats or omits messages on purpose."""
+    """An operator has moved the consumer, which repeats or skips messages intentionally."""
     CHECKPOINT_SET_BACK = "checkpoint_set_back"
-    """A checkpoint is older than the consumer's progress that journals or an earlier audit know."""
+    """A checkpoint is behind the consumer's progress, according to journals or an earlier audit."""
     CHECKPOINT_AHEAD = "checkpoint_ahead"
     """A checkpoint has an offset that its journal does not have."""
     CHECKPOINT_DIFFERS = "checkpoint_differs"
@@ -109,7 +109,7 @@ class Kind(enum.StrEnum):
     UNREAD_CONTENT_GONE = "unread_content_gone"
     """Content of a source is gone, and the consumer has not consumed it."""
     TRANSACTION_CUT_OFF = "transaction_cut_off"
-    """The first messages of an open transaction are gone, so the consumer cannot deliver it if it is acknowledged."""
+    """The first messages of an open transaction are gone, so the consumer cannot deliver it if it commits."""
     ACKNOWLEDGEMENT_MISSING = "acknowledgement_missing"
     """An acknowledgement of a committed checkpoint is missing from its journal, or does not commit its messages."""
     ROWS_LEFT_STAGED = "rows_left_staged"
@@ -123,13 +123,13 @@ class Kind(enum.StrEnum):
     MEMORY_DAMAGED = "memory_damaged"
     """The record of earlier audits cannot be read."""
     MEMORY_UNREACHABLE = "memory_unreachable"
-    """The place of the records of earlier audits cannot be reached."""
+    """The store with the records of earlier audits cannot be reached."""
     MEMORY_UNWITNESSED = "memory_unwitnessed"
-    """Brokers know nothing of the records of earlier audits, so deletion of newer ones goes unnoticed."""
+    """Brokers do not know the records of earlier audits, so the deletion of newer ones cannot be detected."""
     CLOCK_DIFFERS = "clock_differs"
     """The audit's clock differs from the brokers' clock. The audit used the brokers' time."""
     NOT_EXAMINED = "not_examined"
-    """Something should have been examined and was not."""
+    """A part of the audit was not examined."""
 
 
 class SubjectKind(enum.StrEnum):
@@ -172,7 +172,7 @@ class Finding:
     """One fault. `facts` are for programs; their names are stable within a kind.
 
     `since` is the time when an audit first found it (Unix seconds), for findings that stay until they are repaired or
-    accepted; 0 if that is not remembered.
+    accepted; 0 if unknown.
     """
 
     kind: Kind

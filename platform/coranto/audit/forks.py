@@ -1,4 +1,4 @@
-"""Findings about forks and their sources: the labels that their specs owe each other. Pure.
+"""Findings about forks and their sources, whose specs must have matching labels. Pure.
 
 The shared fragments are part of each fork's own content, which is examined like any journal's.
 """
@@ -14,7 +14,7 @@ from coranto.wire import protocol_pb2 as pb
 
 
 def fork_findings(selected: Iterable[pb.JournalSpec], others: Iterable[pb.JournalSpec]) -> list[Finding]:
-    """Return findings about the selected journals. `others` are the rest, as far as the token covers them."""
+    """Return findings about the selected journals. `others` are the other journals that the token covers."""
     chosen = list(selected)
     specs = {spec.name: spec for spec in (*others, *chosen)}
     return [finding for spec in chosen for finding in (*_of_fork(spec, specs), *_of_source(spec, specs))]
@@ -84,5 +84,5 @@ def _is_fork_of(spec: pb.JournalSpec, source: str) -> bool:
     try:
         fork = fork_of(spec)
     except InvalidInput:
-        return True  # It may be one: that is a finding of its own.
+        return True  # It may be a fork. Its unreadable labels are another finding.
     return fork is not None and fork.source == source

@@ -1,4 +1,4 @@
-"""Gathering the present state of journals from brokers and stores. Nothing of content is read."""
+"""Gather the current state of journals from brokers and stores, without reading content."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _PAUSE_SECONDS: Final = 0.1
 class Gathered:
     """The current state of the selected journals, and the cluster's id in hexadecimal.
 
-    `clock` gathered the state: the audit's own clock was `ahead` seconds ahead of it (`coranto.audit.clocks`). If
+    `clock` dates the state: the audit's own clock was `ahead` seconds ahead of it (`coranto.audit.clocks`). If
     nothing is selected, `stores` are the URLs of all journals' stores, which earlier selected journals may have used.
-    `others` are the journals that are not selected, as far as the token covers them.
+    `others` are the journals that the token covers but the selector does not match.
     """
 
     cluster: str
@@ -51,7 +51,7 @@ async def gather(
     clock: Clock,
     progress: ProgressReport | None = None,
 ) -> Gathered:
-    """Gather the present state of the journals that a selector matches. Raises the client's errors.
+    """Gather the current state of the journals that a selector matches. Raises the client's errors.
 
     `progress` counts journals. A `clock` that differs from the brokers' clock is corrected.
     """
@@ -100,7 +100,9 @@ async def present_of(
     names: Sequence[str],
     clock: Clock,
 ) -> Present:
-    """Return the present state of one journal. `names` are all journals, in order: their files are their own."""
+    """Return the current state of one journal. `names` are all journals, sorted.
+    Files of nested journals are not its own.
+    """
     objects: list[Fragment] = []
     unreadable: list[tuple[str, str]] = []
     unlisted: list[tuple[str, str]] = []
@@ -141,21 +143,21 @@ async def present_of(
 
 
 def _below(names: Sequence[str], journal: str) -> Sequence[str]:
-    """Return the names that continue a journal's name. `names` are in order."""
+    """Return the names that begin with `journal` and a slash. `names` are sorted."""
     return names[bisect_left(names, f"{journal}/") : bisect_left(names, f"{journal}0")]  # "0" follows "/".
 
 
 async def _index(client: JournalClient, journal: str, head: int, clock: Clock) -> list[Fragment]:
-    """Return the fragments that brokers list. Wait a little until they reach `head`, which was asked before.
+    """Return the fragments that brokers list. Retry briefly until they reach `head`, which was read before.
 
-    A replica learns only after the primary what readers may see.
+    A replica learns the end of readable content later than the primary.
     """
     for attempt in range(_ATTEMPTS):
         index = [each.fragment for each in await client.fragments(journal)]
         if max((each.end for each in index), default=0) >= head:
             break
         if attempt == 0:
-            await client.head(journal)  # Its answer tells the route, so that the primary is asked next.
+            await client.head(journal)  # The answer has the route, so the primary is asked next.
         else:
             await clock.sleep(_PAUSE_SECONDS * attempt)
     return index

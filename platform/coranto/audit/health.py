@@ -1,4 +1,4 @@
-"""The health of one journal at this moment: its brokers, replicas, stores and unstored content. Pure."""
+"""The current health of one journal: its brokers, replicas, stores and unstored content. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coranto.errors import status_error
 from coranto.wire import protocol_pb2 as pb
 
 FLUSH_GRACE_SECONDS: Final = 180.0
-"""The time after the flush interval within which content should be stored: a pulse completes it, and it is uploaded."""
+"""The time that completing and uploading a fragment may take after the flush interval."""
 
 
 def health_of(present: Present) -> Iterator[Finding]:
@@ -47,7 +47,7 @@ def health_of(present: Present) -> Iterator[Finding]:
             Kind.UNANSWERED, Severity.ERROR, f"brokers do not list its fragments: {present.problem}", {"status": ""}
         )
     if head.status == pb.SUSPENDED or not head.broker:
-        return  # No broker holds it, or a call about it alone was asked, which does not tell the rest.
+        return  # No broker holds it, or its head comes from a call without the fields below.
     if not head.is_primary:
         yield found(
             Kind.NO_PRIMARY,

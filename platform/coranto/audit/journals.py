@@ -35,7 +35,7 @@ from coranto.telemetry import ProgressReport
 
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 DEFAULT_BUDGET: Final = 1 << 30
-"""The bytes of stored content that a deep audit reads, unless told otherwise."""
+"""The default number of bytes of stored content that a deep audit reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class AuditOptions:
     `depth` DEEP reads stored content up to `budget` bytes (None: everything), and all spools. `memory` is the URL of
     the store with the records of earlier audits; by default each journal's first store has them. With `allow_empty`, a
     selector without a match is valid. `accept` is the reason for accepting the journals as they are: losses are
-    reported once again, and later audits ignore them.
+    reported a last time, and later audits ignore them.
     """
 
     depth: Depth = Depth.CHEAP
@@ -93,7 +93,7 @@ async def audit_journals(
 
 
 class JournalsCheck:
-    """The check of journals, as a part of any audit. It reads journals, appends nothing, and writes its records.
+    """The check of journals, as a part of any audit. It appends nothing to journals, and writes only its records.
 
     A cancelled `run` may have stored some of the records.
     """
@@ -112,10 +112,10 @@ class JournalsCheck:
         at_replicas: bool = True,
         progress: ProgressReport | None = None,
     ) -> None:
-        """`memory` is used for all journals, in place of the one that `options` names.
+        """`memory` is used for all journals, instead of the one in `options`.
 
-        With `at_replicas`, a deep audit reads the spool of each replica at its own endpoint. Otherwise any one of them
-        serves its spool.
+        With `at_replicas`, a deep audit reads the spool of each replica at its own endpoint. Otherwise any one
+        replica serves its spool.
         """
         self._client = client
         self._stores = stores
@@ -143,7 +143,7 @@ class JournalsCheck:
             )
         places = RecordPlaces(self._client, self._stores, self._options.memory, self._given)
         await places.load(journals, gathered.stores)
-        # Without journals, these places only may have records.
+        # Without journals, these are only places that may have records.
         weight = Severity.ERROR if journals or self._options.memory else Severity.WARNING
         result.findings += places.findings(weight)
         result.findings += _dated_ahead(places.records, clock.now())
@@ -211,7 +211,7 @@ class JournalsCheck:
     # -- The memory ----------------------------------------------------------------------------------------------------
 
     def _gone(self, journals: Sequence[Present], records: Mapping[str, JournalRecord], cluster: str) -> list[Finding]:
-        """Return a finding for each remembered journal that the selector matches and that is gone."""
+        """Return a finding for each recorded journal that the selector matches and that is gone."""
         matches = labels.matcher(parse_selector(self._selector))
         there = {present.journal for present in journals}
         found = []
@@ -253,7 +253,7 @@ class JournalsCheck:
         for present in journals:
             record = judged[present.journal].record
             if record is None:
-                continue  # The present state is not known completely, so the earlier record stays.
+                continue  # The current state is incomplete, so the earlier record stays.
             if reason:
                 losses = [str(each.kind) for each in judged[present.journal].findings if each.is_error]
                 plain = judge(present, None, fresh=True).record or record
@@ -268,7 +268,7 @@ class JournalsCheck:
 
 
 def _dated_ahead(records: Mapping[str, JournalRecord], now: float) -> list[Finding]:
-    """Return a finding for each record whose time is not over. It hides no later ones: those have higher sequences."""
+    """Return a finding for each record from the future. Later records replace it: they have higher sequences."""
     return [
         Finding(
             Kind.MEMORY_DAMAGED,

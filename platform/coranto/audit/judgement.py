@@ -1,4 +1,4 @@
-"""The judgement of one journal: its present state, compared with the remembered one and with its spec. Pure."""
+"""The judgement of one journal: compares its current state with its record and its spec. Pure."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Judged:
 
 
 def judge(present: Present, before: JournalRecord | None, *, fresh: bool = False) -> Judged:
-    """Judge a journal by its present state and its record `before`.
+    """Judge a journal by its current state and its record `before`.
 
-    With `fresh`, the journal is accepted as it is: losses are neither held against it nor remembered.
+    With `fresh`, the journal is accepted as it is: losses are neither reported nor recorded.
     """
     found = _Judgement(present, None if fresh else before)
     found.identity()
@@ -53,11 +53,11 @@ def judge(present: Present, before: JournalRecord | None, *, fresh: bool = False
 
 
 class _Judgement(ComparedJournal):
-    """The judgement under way."""
+    """A judgement in progress."""
 
     unexplained = False
 
-    # -- Is it still the same journal ----------------------------------------------------------------------------------
+    # -- Identity ------------------------------------------------------------------------------------------------------
 
     def identity(self) -> None:
         before, info = self.before, self.present.info
@@ -87,14 +87,14 @@ class _Judgement(ComparedJournal):
             },
         )
 
-    # -- Is all content there ------------------------------------------------------------------------------------------
+    # -- Content -------------------------------------------------------------------------------------------------------
 
     def content(self, *, fresh: bool) -> None:
         if not self.present.head.known or self.present.problem:
             return  # `health_of` reports that.
         stored = [each for each in self.sound.stored if not self.is_bad(each)]
         if self.present.unlisted:
-            stored = [each for each in self.present.index if each.backing_store]  # All that is known then.
+            stored = [each for each in self.present.index if each.backing_store]  # A store could not be listed.
         stored_spans = [(each.begin, each.end) for each in stored]
         spans = stored_spans + [(each.begin, each.end) for each in self.present.live]
         beginning = min((begin for begin, _ in spans), default=self.head)
@@ -139,7 +139,7 @@ class _Judgement(ComparedJournal):
         index = [known(each) for each in self.present.gone]
         if before is None:
             retention = shortest(self.present.retention_seconds)
-            # Fragments of the index were there, even if this is the first audit.
+            # Fragments in the index existed, even if this is the first audit.
             first = min([beginning, *(each.begin for each in index)])
             return Expected(first, self.head, index, 0.0, retention)
         retention = shortest(before.retention_seconds, self.present.retention_seconds)
@@ -151,7 +151,7 @@ class _Judgement(ComparedJournal):
         if not self.lost:
             return
         size = sum(end - begin for begin, end in self.lost)
-        # The record and the brokers' index may both know a fragment.
+        # A fragment may be in the record and in the brokers' index.
         seen = [*{each.key: each for each in expected.known if overlaps((each.begin, each.end), self.lost)}.values()]
         changed = self._is_changed
         facts: dict[str, Fact] = {
@@ -194,8 +194,7 @@ class _Judgement(ComparedJournal):
         )
 
     def _unexplained(self, beginning: int, *, keeps: bool, stored: bool) -> None:
-        """Report a beginning that retention does not explain. Retention always keeps the fragment that reaches
-        furthest."""
+        """Report an unexplained beginning. Retention always keeps the fragment with the highest end."""
         if not keeps and (stored or not self.spec.fragment.stores):
             return
         self.unexplained = True
@@ -211,14 +210,14 @@ class _Judgement(ComparedJournal):
 
     @property
     def _is_changed(self) -> bool:
-        """True if the spec changed between the audits where the second one first missed content."""
+        """True if the spec changed between the last audit that had all content and the first one that missed some."""
         before, info = self.before, self.present.info
         if before is None or before.create_revision != info.create_revision:
             return False
         missed = any(each.lost_since for each in before.fragments)
         return before.lost_at_change if missed else before.mod_revision != info.mod_revision
 
-    # -- Does the head hold --------------------------------------------------------------------------------------------
+    # -- Head and registers --------------------------------------------------------------------------------------------
 
     def heads(self) -> None:
         before, head = self.before, self.present.head
@@ -247,7 +246,7 @@ class _Judgement(ComparedJournal):
                 {"head": head.head, "empty": not registers},
             )
 
-    # -- What to remember ----------------------------------------------------------------------------------------------
+    # -- The new record ------------------------------------------------------------------------------------------------
 
     def record(self) -> JournalRecord:
         present, before, head = self.present, self.before, self.present.head
@@ -259,7 +258,7 @@ class _Judgement(ComparedJournal):
             if now.key in present.bad:
                 kept = now._replace(bad=present.bad[now.key])
             if now.key in conflicts or (now.stored and now.begin > self.head):
-                continue  # Another object was there first, or it is a stray. It must not count as the known one.
+                continue  # A stray, or an object whose offsets a known one has. Do not record it.
             fragments[now.key] = kept or now._replace(verified_at=self.verified.get(now.key, 0.0))
         missed = {each.key for each in self.missed} | {each.key for each, _ in present.twice}
         for old in [*(before.fragments if before is not None else []), *map(known, present.gone)]:
@@ -267,7 +266,7 @@ class _Judgement(ComparedJournal):
             if old.key not in fragments and is_lost and old.key not in present.back:
                 fragments[old.key] = old._replace(lost_since=old.lost_since or present.at)
         beginning = min((each.begin for each in fragments.values()), default=self.head)
-        # Later audits also miss an unexplained beginning, until it is accepted.
+        # Later audits also report an unexplained beginning, until it is accepted.
         first = 0 if self.unexplained else min([beginning, *(begin for begin, _ in self.lost)])
         unchanged = before is not None and any(each.kind is Kind.JOURNAL_RECREATED for each in self.findings)
         registers = digest_of_registers(head.registers) if head.registers is not None else None
@@ -291,7 +290,7 @@ class _Judgement(ComparedJournal):
         )
 
     def _newcomers(self) -> set[Key]:
-        """Return new objects with the offsets of a known one that is still there, or missed."""
+        """Return the keys of new objects that have the offsets of a known object, which is present or missed."""
         keys = self.present.keys
         remembered = self.before.fragments if self.before is not None else []
         old = {each.key for each in remembered}

@@ -1,14 +1,14 @@
-"""Losses: content of a journal that is gone although nothing allowed that. Pure.
+"""Losses: missing content of a journal that retention does not explain. Pure.
 
 Retention removes stored fragments from the beginning of a journal, once each is as old as the retention in force. It
-always keeps the fragment that reaches furthest. So the absence of content is *allowed* if
+always keeps the fragment with the highest end. So missing content is *allowed* if
 
-* it is at the journal's beginning, below everything that is there,
-* a fragment that reaches as far as any known one is still stored, and
-* each fragment that is known to have had it was stored long enough ago, by the shortest retention that was in force at
-  this audit or at the last one. Content that no audit has seen is as old as the last audit, at most.
+* it is at the journal's beginning, below all present content,
+* stored content reaches the highest end of a known stored fragment, or the fragments with that end are above it, and
+* each known fragment with this content is as old as the shortest retention at this audit or at the last one. Content
+  that no audit has seen is as old as the last audit, at most.
 
-Everything else is lost.
+All other missing content is lost.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Spans = list[tuple[int, int]]
 class Expected:
     """The expected content of a journal: content from `first` to `head`, less what retention may have removed.
 
-    `known` are the fragments that were there, `seen_at` is the time of the audit that saw them (0: there was none).
-    `retention_seconds` is the shortest retention that was in force (0: none, so that everything is kept).
+    `known` are earlier fragments, `seen_at` is the time of the audit that saw them (0: no audit).
+    `retention_seconds` is the shortest retention that was in force (0: everything is kept).
     """
 
     first: int
@@ -41,14 +41,14 @@ class Expected:
 
 
 def shortest(*retentions: float) -> float:
-    """Return the shortest of retentions in seconds. 0 or less keeps everything."""
+    """Return the shortest retention in seconds; 0 if all of them keep everything (0 or less)."""
     return min((each for each in retentions if each > 0), default=0.0)
 
 
 def lost(expected: Expected, present: Spans, stored_end: int, now: float) -> Spans:
-    """Return the spans of expected content that are gone although nothing allowed that, in order.
+    """Return the spans of expected content that are lost, in order.
 
-    `present` are the spans that are there, `stored_end` is the largest end of a stored one.
+    `present` are the spans with content, `stored_end` is the highest end of a stored span.
     """
     beginning = min((begin for begin, end in present if begin < end), default=expected.head)
     furthest = max((each.end for each in expected.known if each.stored and not each.bad), default=0)
@@ -62,7 +62,7 @@ def lost(expected: Expected, present: Spans, stored_end: int, now: float) -> Spa
 
 
 def merged(spans: Iterable[tuple[int, int]]) -> Spans:
-    """Return spans in order, with neighbours and overlapping ones joined."""
+    """Return spans in order, with adjacent and overlapping ones merged."""
     found: Spans = []
     for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:
@@ -73,7 +73,7 @@ def merged(spans: Iterable[tuple[int, int]]) -> Spans:
 
 
 def within(span: tuple[int, int], joined: Spans) -> bool:
-    """Return True if spans, as `merged` returns them, cover all of a span."""
+    """Return True if `joined`, which `merged` returned, covers the whole span."""
     at = bisect.bisect_right(joined, span[0], key=lambda each: each[0]) - 1
     return span[0] >= span[1] or (at >= 0 and span[1] <= joined[at][1])
 
@@ -84,7 +84,7 @@ def overlaps(span: tuple[int, int], spans: Iterable[tuple[int, int]]) -> bool:
 
 
 def _last_begin(fragments: Iterable[KnownFragment], furthest: int) -> int:
-    """Return the least offset of the fragments that reach furthest: retention does not remove these."""
+    """Return the lowest begin of the stored fragments that end at `furthest`, which retention keeps."""
     return min((each.begin for each in fragments if each.end == furthest and each.stored), default=0)
 
 

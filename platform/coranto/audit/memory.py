@@ -1,8 +1,8 @@
-"""The memory of audits: the place of records, where other processes and later ones find them.
+"""The memory of audits: storage of their records for later audits and other processes.
 
-By default they are in a journal's first fragment store, below `.coranto-audit/`: each audit of some journals writes one
-file of all records that it knows. Each file's name is above earlier ones, and the last few are kept. So concurrent
-audits do not overwrite each other's records: the latest record of each journal counts. With keys, files are
+By default records are in a journal's first fragment store, below `.coranto-audit/`. Each audit writes one new file with
+all records that it knows. Its name sorts after earlier ones, and the last few files are kept. So concurrent audits do
+not overwrite each other's records: the latest record of each journal counts. With keys, files are
 signed. If there is a witness, only files that it knows are trusted (`coranto.audit.witness`).
 """
 
@@ -23,9 +23,9 @@ from coranto.fragments.stores import FragmentStore
 
 FOLDER: Final = ".coranto-audit"
 KEPT_FILES: Final = 8
-"""The number of files that are read and kept. Without a witness, no more audits than that may overlap in time."""
+"""The number of files that are read and kept. Without a witness, at most that many audits may overlap in time."""
 _KEPT_ANNOUNCED: Final = 32
-"""The number of announced files that are kept although they were not confirmed. Older ones are of audits that died."""
+"""The number of announced, unconfirmed files that are kept. Older ones belong to audits that died."""
 _MAX_READS: Final = 5
 
 
@@ -33,22 +33,22 @@ _MAX_READS: Final = 5
 class Remembered:
     """All records, by journal, and the faults of unreadable files.
 
-    `broken` describes where the files contradict the witness: while it does, nothing is written. `statement` is None if
+    `broken` lists contradictions between the files and the witness, which prevent writing. `statement` is None if
     there is no witness.
     """
 
     records: dict[str, JournalRecord] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
     unsigned: list[str] = field(default_factory=list)
-    """The names of files without a signature, that were accepted although there are keys."""
+    """The names of unsigned files that were accepted although there are keys."""
     broken: list[str] = field(default_factory=list)
     statement: Statement | None = None
     names: frozenset[str] = frozenset()
-    """The files whose records these are, and those that contradict the witness."""
+    """The files with these records, and the files that contradict the witness."""
 
 
 class AuditMemory(Protocol):
-    """Keeps the records of journals."""
+    """Storage of the records of journals."""
 
     async def load(self) -> Remembered:
         """Return all records. Raises CorantoError."""
@@ -57,9 +57,9 @@ class AuditMemory(Protocol):
     async def save(
         self, records: Mapping[str, JournalRecord], at: float, *, forget: Iterable[str] = (), accept: bool = False
     ) -> None:
-        """Keep these records in place of earlier ones of the same journals, and none of the journals in `forget`.
+        """Replace the records of these journals, and drop the records of the journals in `forget`.
 
-        With `accept`, the existing files count as right, whatever a witness says. Raises CorantoError.
+        With `accept`, the existing files are valid even if they contradict the witness. Raises CorantoError.
         """
         ...
 
@@ -78,13 +78,13 @@ class StoreMemory:
         """Return all records. Raises StoreError, the client's errors, and InvalidInput if files are signed and there
         are no keys."""
         for attempt in range(_MAX_READS):
-            # Files are listed before the statement is read, so that each one that is listed was announced.
+            # List the files before reading the statement, so that each listed file was announced.
             names = await self._names()
             statement = await self._statement()
             if statement is None:
                 return await self._unwitnessed(names)
             found = await self._witnessed(names, statement)
-            # Files go once the statement no longer has them.
+            # Audits delete files after removing them from the statement.
             if not found.broken or attempt == _MAX_READS - 1 or await self._statement() == statement:
                 break
         return found
@@ -178,13 +178,13 @@ class StoreMemory:
         raise CorruptData(f"other audits write to {self._store.url}{FOLDER} all the time; audit again")
 
     async def _try_save(self, records: Mapping[str, JournalRecord], at: float, forget: set[str], accept: bool) -> bool:
-        """Save, and return False if another audit has just chosen the folder of files."""
+        """Save the records. Return False if another audit has just chosen another folder."""
         loaded = await self.load()
         if loaded.broken and not accept:
             raise CorruptData(f"the records in {self._store.url}{FOLDER} changed: {'; '.join(loaded.broken)}")
         left = {name: record for name, record in loaded.records.items() if name not in forget}
         text = encode(newest([left, records]), sorted(loaded.names))
-        # Files that stay would restore forgotten records.
+        # Remaining files would restore forgotten records.
         stay = [] if forget or accept else sorted(loaded.names.difference(loaded.unsigned), key=_age)[1 - KEPT_FILES :]
         doomed = loaded.names.difference(stay)
         last = max(map(_number_of, loaded.names), default=0)
@@ -200,7 +200,7 @@ class StoreMemory:
         return True
 
     async def _put_witnessed(self, name: str, text: bytes, doomed: frozenset[str]) -> bool:
-        """Write a file that the witness knows. Return False, and write none, if its folder is another one."""
+        """Announce, write and confirm a file. Return False, without writing, if the witness uses another folder."""
         assert self._witness is not None
         content = await self._sealed(name, text)
         file = WitnessedFile(name, sum_of(content))
@@ -227,7 +227,7 @@ class StoreMemory:
 
 
 async def last_saved(store: FragmentStore) -> float | None:
-    """Return the time of the last audit that kept records in a store, by the names of its files; None without one.
+    """Return the time of the last audit that kept records in a store, by its file names; None without files.
 
     Unlike `StoreMemory.load`, it reads no file and needs no keys. Raises StoreError.
     """

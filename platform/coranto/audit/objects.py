@@ -1,4 +1,4 @@
-"""Findings about a journal's files in its stores: missing, replaced, unknown, or other than their names say. Pure."""
+"""Findings about a journal's files in its stores: missing, replaced, unknown or inconsistent with their names. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 5
 
 
 def report_missing(journal: ComparedJournal, spans: Spans) -> None:
-    """Report fragments that the index names and their stores lack, unless retention has just removed them."""
+    """Report fragments that are in the index but not in their stores, unless retention has just removed them."""
     there = merged(spans)
     for each in journal.present.gone:
         is_lost = overlaps((each.begin, each.end), journal.lost)
@@ -30,7 +30,7 @@ def report_missing(journal: ComparedJournal, spans: Spans) -> None:
 
 
 def report_unstored(journal: ComparedJournal, stored: Spans) -> None:
-    """Report fragments that a store had, and whose content only brokers have now."""
+    """Report fragments that a store has lost, and whose content only brokers have."""
     keys, there = {known(each).key for each in journal.sound.stored}, merged(stored)
     live = [(each.begin, each.end) for each in journal.present.live]
     for old in journal.before.fragments if journal.before is not None else []:
@@ -52,7 +52,7 @@ def report_replaced(journal: ComparedJournal) -> None:
     """Report objects of the same offsets with different SHA-1s: at most one of them is the journal's content."""
     sums: dict[tuple[int, int], set[str]] = defaultdict(set)
     for each in journal.sound.stored:
-        if not journal.is_bad(each):  # Bad files are reported as such, and do not count.
+        if not journal.is_bad(each):  # `report_misnamed` reports bad files.
             sums[each.begin, each.end].add(each.sum.hex())
     before: dict[tuple[int, int], set[str]] = defaultdict(set)
     for old in journal.before.fragments if journal.before is not None else []:

@@ -1,4 +1,4 @@
-"""The present state of a journal, as an audit has gathered it from brokers and stores. Pure."""
+"""The current state of a journal, which an audit has gathered from brokers and stores. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from coranto.fragments.fragment import Codec, Fragment
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The current state of a journal, by brokers and stores. `at` is the time of gathering, in Unix seconds.
+    """The current state of a journal. `at` is the time of gathering, in Unix seconds.
 
     `objects` are the fragments that the audit itself has found in the stores. `index` is the brokers' listing,
     gathered after that. `gone` are fragments of the index that their stores do not have. `unreadable` are files in the
     journal's folders with names that are not fragments', each with the reason. `unlisted` are the stores that could not
-    be listed, each with the reason: then `objects` is not complete. `back` are fragments that an earlier audit found
+    be listed, each with the reason: then `objects` is incomplete. `back` are fragments that an earlier audit found
     lost, and whose content this audit has read again, in other fragments.
     """
 
@@ -35,7 +35,7 @@ class Present:
     unlisted: Sequence[tuple[str, str]] = ()
     back: frozenset[Key] = frozenset()
     verified: Mapping[Key, float] = field(default_factory=dict)
-    """The fragments whose content this audit has found right, with the time."""
+    """The fragments whose content this audit has verified, with the time."""
     bad: Mapping[Key, str] = field(default_factory=dict)
     """The fragments whose content this audit has found to differ from their names, with the fault."""
     twice: Sequence[tuple[KnownFragment, str]] = ()
@@ -58,12 +58,12 @@ class Present:
 
     @property
     def keys(self) -> set[Key]:
-        """The offsets and SHA-1s of all fragments that are there, in stores or at brokers."""
+        """The offsets and SHA-1s of all existing fragments, in stores or at brokers."""
         return {known(each).key for each in (*plausible(self.objects).stored, *self.live)}
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """The spans of all fragments that are there."""
+        """The spans of all existing fragments."""
         return [(each.begin, each.end) for each in (*plausible(self.objects).stored, *self.live)]
 
     @property
@@ -74,14 +74,14 @@ class Present:
 
 @dataclass(slots=True)
 class Sound:
-    """The fragments that count as content, and the objects that do not."""
+    """Stored fragments, and objects whose files are too small or too large for them."""
 
     stored: list[Fragment] = field(default_factory=list)
     implausible: list[Fragment] = field(default_factory=list)
 
 
 def plausible(objects: Sequence[Fragment]) -> Sound:
-    """Sort objects by whether the lengths of their files fit their names."""
+    """Split objects by whether the lengths of their files fit their names."""
     sound = Sound()
     for each in objects:
         fits = each.file_bytes is None or can_hold(each.codec, each.file_bytes, each.length)
@@ -90,7 +90,7 @@ def plausible(objects: Sequence[Fragment]) -> Sound:
 
 
 def known(fragment: Fragment) -> KnownFragment:
-    """Return a fragment as records have it."""
+    """Return a fragment in the form of records."""
     plain = KnownFragment(fragment.begin, fragment.end, fragment.sum.hex())
     if not fragment.backing_store:
         return plain
@@ -103,9 +103,9 @@ def known(fragment: Fragment) -> KnownFragment:
 
 
 def file_facts(journal: str, fragments: Iterable[KnownFragment]) -> dict[str, Fact]:
-    """Return facts that name fragments: `fragments` by offsets and SHA-1, and `files` with `stores`, in one order.
+    """Return facts that name fragments: `fragments` by offsets and SHA-1, and `files` with `stores`, in the same order.
 
-    A file is named as its store has it, or would have it; its store is empty if only brokers had the content.
+    A file is its path in the store, which may lack it; its store is empty if only brokers had the content.
     """
     each = list(fragments)
     files = [

@@ -1,4 +1,4 @@
-"""The places of records that one audit uses: each journal's first fragment store, or one that the audit names."""
+"""The places where one audit keeps records: each journal's first fragment store, or one place for all of them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ class RecordPlaces:
     """All places of one audit, and the records that were read there."""
 
     def __init__(self, client: JournalClient, stores: StoreRegistry, url: str, memory: AuditMemory | None) -> None:
-        """`url` names the only place; if it is empty, journals' stores are the places. `memory` is used in their
-        place."""
+        """`url` is the only place; if it is empty, journals' stores are the places. `memory` replaces all of them."""
         self._client = client
         self._stores = stores
         self._url = url
@@ -54,7 +53,7 @@ class RecordPlaces:
         if self._is_single:
             urls.add(self._url)
         else:
-            # Records stay where they were written when another store is put first.
+            # Records stay in their store when another store becomes the first one.
             urls.update(url for present in journals for url in present.info.spec.fragment.stores)
             urls.update(stores)
         for url in sorted(urls):
@@ -82,9 +81,9 @@ class RecordPlaces:
         return self._url if self._is_single else _first_store(present.info)
 
     def covered(self, others: Iterable[JournalInfo]) -> set[str]:
-        """Return the URLs of places that can have no records of `others`, the journals that are not audited.
+        """Return the URLs of places that cannot have records of `others`, the journals that are not audited.
 
-        That none is left there of a journal proves nothing: it may be among those that are gone.
+        The files do not show that: a record of such a journal may be among the lost ones.
         """
         if self._is_single:
             return set() if list(others) else {self._url}

@@ -1,8 +1,8 @@
 """Records of audits, which let a later audit find lost content. Pure.
 
-A record keeps the knowledge of the last audit: where the journal was created and ended, and each fragment with its
-SHA-1, the time it was stored, and when an audit last read it. A loss that an audit found stays in the
-record, so that every later audit finds it again, until the content is back or the loss is accepted.
+A record has the results of the last audit: the journal's creation and end, and each fragment with its SHA-1, the time
+when it was stored, and the time when an audit last read it. A loss stays in the record, so that every later audit
+reports it again, until the content is back or the loss is accepted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class KnownFragment(NamedTuple):
     """A fragment as an audit has seen it. Offsets are bytes, times are Unix seconds.
 
     `mod_time` is the time when the store received it; 0 if only brokers had it. `verified_at` is the time when
-    an audit last found its content right; 0 if none has. `bad` describes the fault found at the last read. `store`,
+    an audit last verified its content; 0 if none has. `bad` describes the fault found at the last read. `store`,
     `codec` (its number on the wire) and `postfix` belong to its file; empty and 0 if only brokers had it.
     """
 
@@ -54,7 +54,7 @@ class KnownFragment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """An operator's word that the journal is to be taken as it was at that time."""
+    """An operator's decision to accept the journal as it was at that time."""
 
     at: float
     reason: str
@@ -77,7 +77,7 @@ class JournalRecord:
     registers: str | None = None
     """A digest of the registers; None if they are not known."""
     first: int = 0
-    """The required first offset of content, as far as retention allows."""
+    """The first offset that must have content, unless retention has removed it."""
     fragments: list[KnownFragment] = field(default_factory=list)
     since: dict[str, float] = field(default_factory=dict)
     """The time when each kind of lasting finding was first found."""
@@ -85,16 +85,16 @@ class JournalRecord:
     gaps: list[tuple[int, int]] = field(default_factory=list)
     """Spans [begin, end) without content between fragments that were accepted as lost."""
     sequence: int = 0
-    """The number of records of this journal up to this one. An audit's clock may be wrong, so this orders them."""
+    """The number of this record among the journal's. It orders them, because an audit's clock may be wrong."""
     lost_at_change: bool = False
-    """True if the spec changed between the audits where the second one first missed this content."""
+    """True if the spec changed between the last audit that had this content and the first one that missed it."""
 
     @property
     def digest(self) -> str:
         return digest_of(self.fragments)
 
     def dated_until(self, now: float) -> JournalRecord:
-        """Return it with all times of audits at most `now`: a clock that was wrong must not outlast its correction."""
+        """Return the record with all audit times limited to `now`, so that a corrected clock has no later effects."""
         fragments = [
             each._replace(verified_at=min(each.verified_at, now), lost_since=min(each.lost_since, now))
             for each in self.fragments
@@ -110,7 +110,7 @@ class JournalRecord:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The records of journals, by name, as one file has them. It has all records of the files in `merged`."""
+    """The content of one file: records by journal. They include all records of the files in `merged`."""
 
     journals: dict[str, JournalRecord] = field(default_factory=dict)
     format: int = FORMAT
@@ -152,7 +152,7 @@ def digest_of_registers(registers: pb.LabelSet) -> str:
 def newest(files: Iterable[Mapping[str, JournalRecord]]) -> dict[str, JournalRecord]:
     """Return the latest record of each journal: the one with the highest sequence.
 
-    Of records of concurrent audits, the time decides.
+    If concurrent audits wrote the same sequence, the latest time decides.
     """
     found: dict[str, JournalRecord] = {}
     for records in files:
@@ -167,5 +167,5 @@ def _rank(record: JournalRecord) -> tuple[int, float]:
 
 
 def accepted(record: JournalRecord, now: JournalRecord, reason: str, losses: list[str], at: float) -> JournalRecord:
-    """Return the record of a journal that is to be taken as it is `now`, keeping the word of who accepted it."""
+    """Return the record `now` of an accepted journal, with the earlier acceptances of `record` and the new one."""
     return replace(now, accepted=[*record.accepted, Acceptance(at, reason, losses)])

@@ -13,7 +13,7 @@ from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject, ranke
 from coranto.security.documents import parse_document
 
 FORMAT: Final = 1
-"""The version of the report's JSON. A reader refuses later ones."""
+"""The version of the report's JSON. Parsing rejects later ones."""
 
 
 class Depth(enum.StrEnum):
@@ -22,7 +22,7 @@ class Depth(enum.StrEnum):
     CHEAP = "cheap"
     """Listings, coverage, ages and health. No content is read."""
     DEEP = "deep"
-    """The SHA-1 of content too, as far as the budget goes."""
+    """Also the SHA-1 of content, up to the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Coverage:
 class Report:
     """The result of an audit of `selector`. Times are Unix seconds.
 
-    `subjects` have the examined things, each with its facts (such as a journal's head). A report without errors is
-    sound, but only as far as its `coverage` goes.
+    `subjects` has the facts about each examined subject, such as a journal's head. A report without errors is sound,
+    but only within its `coverage`.
     """
 
     selector: str
@@ -69,7 +69,7 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """True if nothing that was examined has an error. Check `coverage` for the extent."""
+        """True if no examined subject has an error. `coverage` has the extent."""
         return not self.errors
 
     def of(self, subject: Subject) -> list[Finding]:
@@ -82,7 +82,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """One sentence that tells the result and how much was examined."""
+        """One sentence with the result and the number of examined subjects."""
         examined = f"{len(self.subjects)} examined"
         if not self.findings:
             return f"sound: {examined}"
@@ -94,7 +94,7 @@ class Report:
         return f"{'sound' if self.sound else 'NOT sound'}: {', '.join(counts)}; {examined}"
 
     def joined(self, other: Report) -> Report:
-        """Return one report of this audit and another one, which examined other things."""
+        """Return one report of this audit and of another one with other subjects."""
         return Report(
             selector=self.selector if self.selector == other.selector else f"{self.selector}; {other.selector}",
             depth=self.depth if self.depth is other.depth else Depth.CHEAP,
@@ -111,7 +111,7 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Report:
-        """Return the report of its JSON. Raises InvalidInput for other text, and for reports of later versions."""
+        """Parse a report from its JSON. Raises InvalidInput for other text, and for reports of later versions."""
         return parse_document(_REPORT, text, name="report of an audit", field="report", newest=FORMAT)
 
 
@@ -129,5 +129,5 @@ def collect(
     coverage: Iterable[Coverage],
     cluster: str = "",
 ) -> Report:
-    """Return a report with its findings in order of weight."""
+    """Return a report with its findings in order of severity."""
     return Report(selector, depth, begun_at, ended_at, dict(subjects), ranked(findings), list(coverage), cluster)

@@ -1,8 +1,8 @@
-"""Seals of audit records: text signed with a key, which cannot be made, changed or renamed unnoticed without it.
+"""Seals of audit records: signatures that reveal forged, changed and renamed records.
 
 A sealed text is a JWS (HS256) of the content. Its header has the content's name, so a copy under
-another name is refused, too. Nothing shows that the latest text was replaced by an earlier one of the same name, or was
-deleted.
+another name is refused, too. A seal does not reveal that a text was deleted, or replaced by an earlier one of the same
+name.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from coranto.security.tokens import Auth, Keys
 
 TYPE: Final = "coranto-audit-memory"
 _BEGIN: Final = b"eyJ"
-"""The beginning of every JWS, and of nothing that audits keep without a seal."""
+"""The beginning of every JWS. No content without a seal begins with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Signs with the first of `keys`, and verifies with any. Without keys, content is kept as it is."""
+    """Signs with the first of `keys`, and verifies with any. Without keys, content is not signed."""
 
     keys: Keys | None = None
 
     @classmethod
     def of(cls, auth: Auth | None) -> Seal:
-        """Return the seal of a client. A client that has a token in place of keys cannot sign."""
+        """Return the seal of a client. A client with a token instead of keys cannot sign."""
         return cls(auth if isinstance(auth, Keys) else None)
 
     def is_open(self, content: bytes) -> bool:
@@ -35,7 +35,7 @@ class Seal:
         return not content.startswith(_BEGIN)
 
     def close(self, content: bytes, name: str) -> bytes:
-        """Return the content for its place."""
+        """Return the content as it is stored: signed if there are keys."""
         if self.keys is None:
             return content
         return sign(content, self.keys, {"typ": TYPE, "name": name}).encode()
@@ -43,7 +43,7 @@ class Seal:
     def open(self, content: bytes, name: str) -> bytes:
         """Return the content that `close` sealed.
 
-        Raises CorruptData if no holder of one of the keys has kept it under this name, and InvalidInput if it is sealed
+        Raises CorruptData if it was not signed under this name with one of the keys, and InvalidInput if it is sealed
         and there are no keys. Content without a seal is accepted without keys, and while keys are introduced (`AA==`).
         """
         if self.is_open(content):

@@ -1,4 +1,4 @@
-"""Signed reports (`coranto.security.documents`), which reveal every change."""
+"""Signed audit reports (`coranto.security.documents`). A signature reveals every change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sign_report(report: Report, keys: Keys) -> str:
 
 
 def verify_report(signed: str, keys: Keys) -> Report:
-    """Return the report of a signed text.
+    """Verify a signed report, and return it.
 
     Raises Unauthenticated if none of the keys signed it or if it was changed, and InvalidInput for any other text.
     """

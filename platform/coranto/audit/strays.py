@@ -1,13 +1,13 @@
-"""Stray objects: stored fragments far above a journal, which keep it from taking appends. Pure.
+"""Stray objects: stored fragments far above a journal, which make it refuse appends. Pure.
 
-A file was copied into the wrong folder, or got a wrong name. Brokers take its end for the journal's head, and
-refuse appends, because they do not know content up to there. An object is a stray if
+The cause is a file in the wrong folder, or with a wrong name. Brokers assume that the journal's head is its end, and
+refuse appends, because they do not have the content below it. An object is a stray if
 
 * brokers refuse appends for that reason, and have content of their own that is not stored yet,
-* it begins above that content and above all that audits know, with a gap below it, and
+* it begins above that content and above the head that audits know, with a gap below it, and
 * no audit knows it.
 
-Brokers that have lost their content, and whose stores are right, do not fit: they have no content of their own.
+Brokers that have lost their content, and whose stores are correct, do not match: they have no content of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from coranto.wire import protocol_pb2 as pb
 
 
 def strays_of(present: Present, before: JournalRecord | None) -> list[Fragment]:
-    """Return the strays among stored objects, and among those that brokers still list although they are gone."""
+    """Return the strays among stored objects, and among deleted ones that brokers still list."""
     if present.head.append_status != pb.INDEX_HAS_GREATER_OFFSET or not present.live:
         return []
     reach = max(each.end for each in present.live)
@@ -34,7 +34,7 @@ def strays_of(present: Present, before: JournalRecord | None) -> list[Fragment]:
 
 
 def without(present: Present, strays: list[Fragment]) -> Present:
-    """Return the state as it is without strays."""
+    """Return the state without these strays."""
     if not strays:
         return present
     names = {(each.backing_store, each.content_path) for each in strays}

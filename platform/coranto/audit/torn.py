@@ -1,7 +1,7 @@
 """The search for content that is not a message, such as pieces of appends that ended within a message.
 
-The journal's labels define a message. Each fragment consists of whole appends, so a message begins where it does.
-Of CSV only the end is checked, because the number of columns is unknown.
+The journal's labels define the framing. Each fragment consists of whole appends, so it begins with a message. For CSV,
+only the end is checked, because the number of columns is unknown.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from coranto.messages.uuids import UuidParts
 from coranto.wire import protocol_pb2 as pb
 
 _IN_PLACE_BYTES: Final = 1 << 20
-"""Content up to this length is looked at without a thread."""
+"""The maximum length of content that is searched without a thread."""
 _MAX_OFFSETS: Final = 10
-"""The most offsets that a finding names."""
+"""The maximum number of offsets in a finding."""
 
 
 class Torn:
-    """The content of one journal that is not a message, as far as it was looked at."""
+    """The pieces of one journal's searched content that are not messages."""
 
     def __init__(self, journal: str) -> None:
         self.journal = journal
         self.count = 0
         self.offsets: list[int] = []
-        """The first offsets where such content begins."""
+        """The offsets where the first pieces begin."""
 
     def add(self, offset: int) -> None:
         self.count += 1
@@ -39,7 +39,7 @@ class Torn:
             self.offsets.append(offset)
 
     def finding(self) -> Finding:
-        """Return the finding that reports it. Call it only if there is something."""
+        """Return the finding about all pieces. Call it only if `count` is above 0."""
         facts: dict[str, Fact] = {"count": self.count, "offsets": self.offsets}
         message = (
             f"{self.count} pieces of content are no messages of the journal's content type, first at offset "
@@ -50,7 +50,7 @@ class Torn:
 
 
 class TornSearch:
-    """Looks at the content of one fragment, fed in order. Findings are added to `torn`."""
+    """A search through the content of one fragment, fed in order. It adds pieces to `torn`."""
 
     def __init__(self, spec: pb.JournalSpec, begin: int, torn: Torn) -> None:
         self._torn = torn
@@ -79,7 +79,7 @@ class TornSearch:
                 content = b""
 
     def finish(self) -> None:
-        """Look at the end, behind which another append has begun or will begin."""
+        """Check that the content ends with a whole message, because another append begins after it."""
         tail = self._decoder.finish() if self._decoder is not None else None
         if tail is not None:
             self._torn.add(tail.offset)
@@ -88,7 +88,7 @@ class TornSearch:
 
 
 async def search(spec: pb.JournalSpec, begin: int, content: bytes, torn: Torn) -> None:
-    """Look at the whole content of a fragment that begins at `begin`."""
+    """Search the whole content of a fragment that begins at `begin`."""
 
     def examine() -> None:
         found = TornSearch(spec, begin, torn)

@@ -1,9 +1,9 @@
-"""The witness of audits: the brokers' knowledge of the files of audit records.
+"""The witness of audits: a list of the files of audit records, which brokers keep.
 
-A writer of a fragment store can delete the newest records there, or put back older ones, and nothing in the store
-shows that. So brokers keep a note in etcd (`coranto.client.notes`): the name and the SHA-256 of each file. A file is
-announced before it is written and confirmed after that, so an audit that dies in between contradicts nothing. The
-number in a note is its version's, which etcd counts, so that a signed note cannot be put back either.
+A writer of a fragment store can delete the newest records or restore older ones, and nothing in the store reveals that.
+So brokers keep a note in etcd (`coranto.client.notes`): the name and the SHA-256 of each file. A file is announced
+before it is written and confirmed afterwards, so an audit that dies in between causes no contradiction. A note contains
+its version, which etcd counts, so that restoring an earlier signed note is detected too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from coranto.wire.heads_pb2 import NoteRequest
 
 FORMAT: Final = 1
 _ATTEMPTS: Final = 32
-"""Most attempts of a change that loses to other audits. In each attempt, one of the others has succeeded."""
+"""The maximum number of attempts of a change. An attempt fails only if another audit has succeeded."""
 
 
 def sum_of(content: bytes) -> str:
@@ -41,9 +41,9 @@ class WitnessedFile:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The knowledge of a witness about the files in a place. `number` counts its changes; 0 if it knows nothing yet.
+    """The list of the files in a place. `number` counts its changes; 0 if there is no list yet.
 
-    `folder` is where the files are. `damage` tells why the note cannot be believed; empty if it can.
+    `folder` has the files. `damage` is the reason why the note cannot be trusted; empty if it can.
     """
 
     folder: str = ""
@@ -57,20 +57,20 @@ class Statement:
         return {each.name for each in self.files}
 
     def announced(self, folder: str, file: WitnessedFile) -> Statement:
-        """Return it with a file that is about to be written."""
+        """Return the statement with a file that is about to be written."""
         return Statement(folder, (*self.files, file), self.number)
 
     def confirmed(self, file: WitnessedFile, without: Collection[str]) -> Statement:
-        """Return it with a file that was written, and without others that are no longer needed."""
+        """Return the statement with a file that was written, and without files that are no longer needed."""
         others = (each for each in self.files if each.name not in without and each != file)
         return replace(self, files=(*others, replace(file, written=True)))
 
 
 class Witness(Protocol):
-    """States its knowledge of some files."""
+    """Storage of a statement."""
 
     async def read(self) -> Statement | None:
-        """Return the statement; None if there is none. Raises CorantoError without an answer."""
+        """Return the statement; None if the witness cannot be used. Raises CorantoError without an answer."""
         ...
 
     async def write(self, statement: Statement) -> bool:
@@ -130,7 +130,7 @@ _STATEMENT: Final = pydantic.TypeAdapter(Statement)
 
 
 async def change(witness: Witness, how: Callable[[Statement], Statement]) -> Statement:
-    """Change a statement, whatever other audits do to it, and return it. Raises CorantoError if that fails."""
+    """Change a statement, retrying after concurrent changes, and return it. Raises CorantoError if that fails."""
     for _ in range(_ATTEMPTS):
         before = await witness.read()
         if before is None:
