@@ -1,6 +1,6 @@
-"""Examines the environment of a user or an operator: what of it would not work, and what to do about it.
+"""Examine the environment of a user or an operator: problems and their remedies.
 
-Each module examines one thing and returns results; none changes anything but the probe's own file in a store.
+Each module examines one thing and returns results. None changes anything, except for files of their own probes.
 """
 
 from coranto.checkup.results import Condition, Examination

@@ -1,4 +1,4 @@
-"""Examines the brokers that a client reaches: their answers, and whether their versions and clocks agree with ours."""
+"""Examine the brokers that a client reaches: their answers, versions and clocks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def _broker(config: ClientConfig, mine: str) -> list[Examination]:
     subject = f"broker {config.endpoint}"
     try:
         async with JournalClient.of(config) as client:
-            await client.heads(NONE)  # So that the time of connecting does not count.
+            await client.heads(NONE)  # Connect before measuring.
             before = time.time()
             heads = await client.heads(NONE)
             after = time.time()

@@ -1,4 +1,4 @@
-"""Judges the difference between two clocks."""
+"""Judge the difference between two clocks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from coranto.checkup.results import Examination, good, problem, warning
 
 WARN_SECONDS: Final = 2.0
 REFUSE_SECONDS: Final = 300.0
-"""Stores refuse signed requests that are further off; tokens are not valid yet, or not any more."""
+"""Above this difference, stores refuse signed requests, and tokens are not valid yet or no longer."""
 
 
 def clock_result(whose: str, difference: float, uncertainty: float) -> Examination:
-    """Judge the difference to another clock, in seconds (positive: that one is ahead)."""
+    """Judge the difference to another clock, in seconds (positive: the other one is ahead)."""
     subject = f"clock of {whose}"
     least = max(0.0, abs(difference) - uncertainty)
     if least < WARN_SECONDS:

@@ -1,4 +1,4 @@
-"""Examines etcd: its answers, its version, the compaction of its history, its room and its clock."""
+"""Examine etcd: its answers, version, alarms, free space, compaction and clock."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from coranto.security.tls import ClientTls
 OLDEST: Final = (3, 4)
 MAX_KEPT_REVISIONS: Final = 1_000_000
 FEW_REVISIONS: Final = 10_000
-"""A young etcd may not have compacted anything yet."""
+"""An etcd with at most this many revisions may not have compacted anything yet."""
 _FULL: Final = 0.8
 _QUOTA: Final = 2 << 30
-"""etcd's default limit of its database, in bytes. Its own limit cannot be asked for."""
+"""etcd's default quota of its database, in bytes. The configured quota cannot be queried."""
 _SECONDS: Final = 5.0
 _LEADERLESS: Final = "see etcd's log: is there a leader?"
 _ADVICE: Final = {
@@ -89,7 +89,7 @@ def _member(endpoint: str, tls: ClientTls | None) -> list[Examination]:
 
 
 def _health(endpoint: str, tls: ClientTls | None) -> str:
-    """Return the reason why etcd is not healthy; empty if it is healthy. Under an alarm it never says that it is."""
+    """Return the reason why etcd is not healthy; empty if it is healthy. Under an alarm it never is."""
     try:
         answer = _ask(endpoint, tls, "/health")
     except (OSError, ValueError) as error:  # It answers with the status 503.
@@ -174,5 +174,5 @@ def _clock(endpoint: str, tls: ClientTls | None) -> Examination:
     after = datetime.now(UTC)
     theirs = parsedate_to_datetime(headers["Date"])
     middle = before + (after - before) / 2
-    # The header has whole seconds, cut off.
+    # The header has whole seconds, rounded down.
     return clock_result("etcd", (theirs - middle).total_seconds() + 0.5, (after - before).total_seconds() / 2 + 0.5)

@@ -1,4 +1,4 @@
-"""Examines this machine: Python, the installed parts, Java, ports, and the folder of a broker's data."""
+"""Examine this machine: Python, the installed extras, Java, ports, and the folder of a broker's data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def python(version: tuple[int, int] = sys.version_info[:2]) -> Examination:
 
 
 def parts() -> list[Examination]:
-    """Examine installed parts. A part without some of its modules, or with versions that do not fit, is unusable."""
+    """Examine the core and the extras. A part with missing modules, or with versions that do not fit, is unusable."""
     unmet = _unmet("")
     found = ", ".join(unmet) or "installed, in versions that fit"
     results = [problem("coranto", found, "pip install --upgrade coranto") if unmet else good("coranto", found)]
@@ -61,7 +61,7 @@ def parts() -> list[Examination]:
         elif broken:
             results.append(problem(subject, broken, again))
         elif unmet := [f"without {module}" for module in missing] or _unmet(extra):
-            # Other programs may have brought these modules: this part may be unwanted.
+            # Other packages may have installed these modules, so this part may be unwanted.
             advice = f"if you want this part: pip install --upgrade 'coranto[{extra}]'"
             results.append(warning(subject, f"cannot be used: {', '.join(unmet)}", advice))
         else:
@@ -114,7 +114,7 @@ def java(*, needed: bool) -> Examination:
 
 
 def ports(wanted: Iterable[int]) -> list[Examination]:
-    """Examine the range that embedded clusters take ports of, and the ports that a broker is to listen on."""
+    """Examine the port range of embedded clusters, and the ports that a broker will listen on."""
     try:
         free_port()
         results = [good("ports", f"there are free ones in ${PORTS_VARIABLE} (by default 20000-29999)")]
@@ -130,7 +130,7 @@ def ports(wanted: Iterable[int]) -> list[Examination]:
 
 
 def data_directory(path: Path) -> Examination:
-    """Examine the folder of a broker's data: it can be written, and has room."""
+    """Check that the folder of a broker's data is writable and has free space."""
     subject, probe = f"folder {path}", path / ".coranto-doctor"
     try:
         probe.write_bytes(b"x")

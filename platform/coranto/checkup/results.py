@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 
 class Condition(enum.StrEnum):
-    """A judgement of one thing."""
+    """The condition of an examined thing."""
 
     OK = "ok"
     NOT_EXAMINED = "not looked at"
-    """There is nothing to look at: not installed, or not named."""
+    """There is nothing to examine: not installed, or not given."""
     WARNING = "warning"
-    """It works now, and harms later or in some uses."""
+    """It works now, but may fail later or in some uses."""
     PROBLEM = "problem"
     """It does not work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """The condition of one thing: the finding, and a remedy unless it is good."""
+    """The result for one thing: its condition, the finding, and a remedy unless it is OK."""
 
     subject: str
     condition: Condition
@@ -34,12 +34,12 @@ def good(subject: str, found: str) -> Examination:
 
 
 def absent(subject: str, found: str, advice: str = "") -> Examination:
-    """Return the result for a thing that there was no occasion to look at."""
+    """Return the result for a thing that was not examined."""
     return Examination(subject, Condition.NOT_EXAMINED, found, advice)
 
 
 def warning(subject: str, found: str, advice: str) -> Examination:
-    """Return the result for a thing that works now."""
+    """Return the result for a thing that works now but may fail."""
     return Examination(subject, Condition.WARNING, found, advice)
 
 

@@ -1,4 +1,4 @@
-"""Examines a fragment store with the rights of this process: write, read, list, sign, remove."""
+"""Examine a fragment store with the rights of this process: write, read, list, sign, remove."""
 
 from __future__ import annotations
 

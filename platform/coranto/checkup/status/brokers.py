@@ -1,4 +1,4 @@
-"""Asks each broker for its version, its clock, and the heads of the journals that it leads."""
+"""Ask each broker for its version, its clock, and the heads of the journals that it leads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BrokerAnswer:
-    """The answer of one broker. `examinations` judge it, except for its version, which is compared with others'."""
+    """The answer of one broker. `examinations` omit its version, which `judge_versions` compares with others."""
 
     state: BrokerState
     heads: Sequence[JournalHead] = ()
@@ -61,7 +61,7 @@ async def ask_brokers(config: ClientConfig, endpoints: Iterable[str], timeout: f
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedBroker:
-    """A broker as etcd has it. `revision` changes when it starts, and when it begins to exit."""
+    """A broker's entry in etcd. `revision` changes when it starts, and when it begins to exit."""
 
     name: str
     endpoint: str
@@ -72,7 +72,7 @@ class AnnouncedBroker:
 async def announced_brokers(etcd: str, tls: ClientTls | None, prefix: str, timeout: float) -> list[AnnouncedBroker]:
     """Return the brokers that are announced in etcd, also those without a journal.
 
-    An etcd that does not answer gives none, because its examination reports that.
+    Returns none if etcd does not answer, because its examination reports that.
     """
     members = Layout(prefix).members
     try:
@@ -89,7 +89,7 @@ def _announced(name: str, value: bytes, revision: int) -> AnnouncedBroker:
 
 
 async def list_journals(config: ClientConfig, endpoints: Sequence[str], timeout: float) -> tuple[str, Listing]:
-    """Return the journals as the first broker that answers lists them, and its endpoint.
+    """Return the endpoint of the first broker that answers, and its listing of journals.
 
     Raises the error of the last broker, and Unavailable if none answers within `timeout` seconds.
     """
@@ -115,7 +115,7 @@ def distinct(endpoints: Iterable[str]) -> list[str]:
 
 
 def judge_versions(states: Iterable[BrokerState], mine: str) -> Iterator[Examination]:
-    """Yield a judgement of the versions of brokers that answer, against each other and the client's."""
+    """Yield the comparison of the versions of answering brokers with each other and the client's."""
     versions = Counter(each.version for each in states if each.version)
     if set(versions) <= {mine}:
         if versions:
@@ -151,7 +151,7 @@ async def _ask(config: ClientConfig, endpoint: str, timeout: float) -> BrokerAns
         async with asyncio.timeout(timeout):
             single = dataclasses.replace(config, endpoint=endpoint, retry_timeout=0.0)
             async with JournalClient.of(single) as client:
-                await client.heads_of_broker(NONE)  # So that the time of connecting does not count.
+                await client.heads_of_broker(NONE)  # Connect before measuring.
                 before = time.time()
                 first = await client.heads_of_broker(NONE)
                 after = time.time()

@@ -1,6 +1,6 @@
-"""The differences between two looks at a cluster. Pure.
+"""The differences between two snapshots of a cluster. Pure.
 
-etcd keeps revisions, and no times. So the time of a change is known only as the time between two looks.
+etcd keeps revisions but no times, so a change is only known to be between the times of two snapshots.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _EXAMPLES: Final = 3
 
 
 def changes_between(before: ClusterSnapshot, now: ClusterSnapshot) -> list[StatusChange]:
-    """Return the differences between two looks, the most important first. Revisions of two etcds are not compared."""
+    """Return the differences between two snapshots, the most important first. Two etcds are not compared."""
     return [StatusChange(before.at, now.at, text) for text in _texts(before, now)]
 
 

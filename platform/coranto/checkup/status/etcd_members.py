@@ -1,4 +1,4 @@
-"""Reads keys from the first of several etcd members that answers."""
+"""Read keys from the first of several etcd members that answers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 async def ask_members(
     etcd: str, tls: ClientTls | None, timeout: float, work: Callable[[EtcdCoordinator], Awaitable[T]]
 ) -> T:
-    """Return the result of `work` with the first member that answers, of endpoints separated by commas.
+    """Return the result of `work` with the first member that answers. `etcd` has endpoints separated by commas.
 
-    The next member is asked after a second without an answer. Raises the error of the last member, Unavailable if none
-    answers within `timeout` seconds, and InvalidInput if `etcd` names no endpoint.
+    After each second without an answer, the next member is also asked. Raises the error of the last member, Unavailable
+    if none answers within `timeout` seconds, and InvalidInput if `etcd` names no endpoint.
     """
 
     async def ask(endpoint: str) -> T:

@@ -1,4 +1,4 @@
-"""Asks several servers the same question until one answers."""
+"""Hedged calls: ask several servers the same question until one answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coranto.errors import CorantoError
 
 T = TypeVar("T")
 NEXT_SECONDS: Final = 1.0
-"""The wait for an answer before the next server is asked, too."""
+"""The wait for an answer before the next server is also asked."""
 
 
 async def first_answer(
@@ -19,8 +19,8 @@ async def first_answer(
 ) -> T:
     """Return the first result of `calls`; each asks one server.
 
-    The next call begins when the ones before have failed or not answered for `NEXT_SECONDS`. The first answer cancels
-    the others. Raises the error of the last call that failed, and `failure` if none ended within `timeout` seconds.
+    The next call begins when the earlier ones have failed, or none has answered for `NEXT_SECONDS`. The first answer
+    cancels the others. Raises the error of the last failed call, and `failure` if none ended within `timeout` seconds.
     """
     asked: set[asyncio.Task[T]] = set()
 

@@ -1,4 +1,4 @@
-"""Looks at a cluster: asks brokers, etcd, stores and sections side by side, each within a timeout."""
+"""Gather the status of a cluster: ask brokers, etcd, stores and sections concurrently, each with a timeout."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from coranto.fragments.stores import StoreRegistry
 from coranto.security.tls import ClientTls
 
 STORE_SECONDS: Final = 60.0
-"""The time between probes of stores while a status is repeated: a probe writes a file."""
+"""The time between probes of stores in repeated reports, because a probe writes a file."""
 
 
 _MOVED: Final = 500
-"""The most journals that are asked about by name."""
+"""The maximum number of journals that are queried by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusTarget:
-    """The cluster to look at. `endpoints` are further brokers, beyond the endpoints of `config`."""
+    """The cluster to examine. `endpoints` are brokers in addition to the endpoints of `config`."""
 
     config: ClientConfig
     endpoints: Sequence[str] = ()
@@ -74,7 +74,7 @@ class _Stores:
 
 
 class StatusGatherer:
-    """Looks at one cluster, once or several times."""
+    """Reports the status of one cluster, once or repeatedly."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class StatusGatherer:
         health, (audits, unknown) = await asyncio.gather(
             probe_stores(client, stores, timeout), last_audits(self._registry, stores, timeout)
         )
-        # A store that fails is probed at the next report, too.
+        # After a failure, the next report probes again.
         fails = any(each.condition is Condition.PROBLEM for each in health)
         self._stores = _Stores(float("-inf") if fails else self._monotonic(), [*health, *unknown], audits)
 
@@ -219,7 +219,7 @@ def _endpoints_of(journals: Sequence[JournalInfo]) -> Iterator[str]:
 async def _heads_of(
     client: JournalClient, journals: Sequence[JournalInfo], answers: Sequence[BrokerAnswer], silent: Set[str]
 ) -> dict[str, JournalHead]:
-    """Return the heads that brokers reported. Journals whose primary moved since the listing are asked for by name."""
+    """Return the heads that brokers reported. Journals whose primary moved since the listing are queried by name."""
     found = {head.journal: head for answer in answers for head in answer.heads}
     lacking = {answer.state.endpoint for answer in answers if not answer.state.name and not answer.state.problem}
     moved = []
@@ -231,7 +231,7 @@ async def _heads_of(
         elif primary_of(info) not in silent:
             moved.append((labels.NAME, info.name))
     if moved:
-        with contextlib.suppress(CorantoError):  # Then they count as without a primary.
+        with contextlib.suppress(CorantoError):  # Then they have no primary in the report.
             selector = labels.label_selector(include=moved[:_MOVED])
             found.update((await client.heads(selector)).by_name)
     return found

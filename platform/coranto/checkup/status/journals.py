@@ -1,4 +1,4 @@
-"""Judges all journals of a cluster by a listing and the heads that their primaries reported. Pure."""
+"""Judge all journals of a cluster by a listing and the heads that their primaries reported. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _name(member: pb.ProcessSpec.ID) -> str:
 
 
 def places_of(journals: Iterable[JournalInfo]) -> dict[str, JournalPlace]:
-    """Return the facts that later looks compare."""
+    """Return the facts that later snapshots are compared with."""
     return {info.name: JournalPlace(info.create_revision, info.mod_revision, primary_of(info)) for info in journals}
 
 
@@ -57,7 +57,7 @@ def judge(
 
 
 def head_by_route(info: JournalInfo) -> JournalHead:
-    """Return a journal's head as far as its listing shows it, for a primary that reports no heads (Gazette's)."""
+    """Return a journal's head with the facts of its listing, for a primary that reports no heads (Gazette's)."""
     return JournalHead(
         info.name,
         pb.OK,
@@ -80,7 +80,7 @@ def silent_brokers(journals: Iterable[JournalInfo], answered: Set[str], endpoint
 
 
 def examinations_of(problems: Sequence[JournalProblem]) -> Iterator[Examination]:
-    """Yield one judgement for each kind of problem."""
+    """Yield one result for each kind of problem."""
     for each in problems:
         more = f" and {each.count - len(each.examples):,} more" if each.count > len(each.examples) else ""
         yield Examination(

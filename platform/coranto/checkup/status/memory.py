@@ -1,4 +1,4 @@
-"""The last look at each cluster, in a file of this user: `$XDG_STATE_HOME/coranto/status-<cluster>.json.gz`."""
+"""The last snapshot of each cluster, in a file of this user: `$XDG_STATE_HOME/coranto/status-<cluster>.json.gz`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def memory_file(cluster: str, environment: Mapping[str, str] = os.environ) -> Pa
 
 
 def load(path: Path) -> ClusterSnapshot | None:
-    """Return the last look; None if there is none, or if its file cannot be read."""
+    """Return the last snapshot; None if there is none, or if its file cannot be read."""
     try:
         return _SNAPSHOT.validate_json(gzip.decompress(path.read_bytes()))
     except (OSError, EOFError, zlib.error, pydantic.ValidationError):
@@ -33,6 +33,6 @@ def load(path: Path) -> ClusterSnapshot | None:
 
 
 def save(path: Path, snapshot: ClusterSnapshot) -> None:
-    """Keep a look for the next one. Raises OSError."""
+    """Save a snapshot for the next status. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     LocalDisk().write_atomic(path, gzip.compress(_SNAPSHOT.dump_json(snapshot), 1))

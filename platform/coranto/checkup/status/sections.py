@@ -1,4 +1,4 @@
-"""Parts of a status that packages above the platform add. The entry point group `coranto.status` names them."""
+"""Sections of a status that higher-level packages add by the entry point group `coranto.status`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUP: Final = "coranto.status"
 
 @dataclass(frozen=True, slots=True)
 class StatusContext:
-    """The facts that a look has when it asks its sections."""
+    """The facts that a section gets from the status."""
 
     client: JournalClient
     journals: Mapping[str, JournalInfo]
@@ -26,10 +26,10 @@ class StatusContext:
     etcd: str
     """etcd's endpoints; empty if they are unknown."""
     consumers: Sequence[str]
-    """Consumers that the user named: a process as host:port, or the URL of a store. Without any, the section looks for
-    them in etcd."""
+    """Consumers that the user named: a process as host:port, or the URL of a store. Without any, the section
+    discovers them in etcd."""
     timeout: float
-    """The longest wait for one thing, in seconds. A section that takes twice as long is cancelled."""
+    """The timeout of one request, in seconds. A section that takes twice as long is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

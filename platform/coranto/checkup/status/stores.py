@@ -1,4 +1,4 @@
-"""Has a broker probe the fragment stores of journals, and finds the last audits in them."""
+"""Have a broker probe the fragment stores of journals, and find the last audits in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coranto.errors import CorantoError, PermissionDenied, StoreUnhealthy
 from coranto.fragments.stores import StoreRegistry
 
 MAX_STORES: Final = 32
-"""The most stores that are probed: first the ones with the most journals."""
+"""The maximum number of stores that are probed, beginning with the stores of the most journals."""
 _CONCURRENCY: Final = 8
 
 

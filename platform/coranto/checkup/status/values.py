@@ -1,4 +1,4 @@
-"""The values of one look at a cluster. Times are Unix seconds, sizes are bytes."""
+"""The data types of a cluster's status. Times are Unix seconds, sizes are bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class JournalProblem:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """A consumer or shard, and how far it is behind."""
+    """A consumer or shard, and its lag."""
 
     name: str
     home: str
@@ -51,7 +51,7 @@ class ConsumerState:
     most_behind: str = ""
     """The journal with the most unread content."""
     unknown: int = 0
-    """The journals whose heads are unknown now, so that `behind` lacks them."""
+    """The number of journals whose heads are unknown, which `behind` omits."""
     problem: str = ""
     """The reason why it does not work."""
 
@@ -65,7 +65,7 @@ class AuditState:
 
 
 class JournalPlace(NamedTuple):
-    """The facts of a journal that a later look compares."""
+    """The facts of a journal that a later snapshot is compared with."""
 
     create_revision: int
     mod_revision: int
@@ -75,7 +75,7 @@ class JournalPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """The facts of a look that a later look compares."""
+    """The facts of a cluster that a later snapshot is compared with."""
 
     at: float
     cluster: str
@@ -93,7 +93,7 @@ class ClusterSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StatusChange:
-    """A difference between two looks."""
+    """A difference between two snapshots."""
 
     since: float
     at: float
@@ -106,28 +106,28 @@ class StatusReport:
 
     at: float
     seconds: float
-    """The duration of the look."""
+    """The time that gathering took."""
     snapshot: ClusterSnapshot | None
     """None if no broker listed the journals."""
     brokers: tuple[BrokerState, ...]
     examinations: tuple[Examination, ...]
-    """Judgements of brokers, etcd, stores, journals and consumers."""
+    """The results about brokers, etcd, stores, journals and consumers."""
     journals: int
     suspended: int
     journal_problems: tuple[JournalProblem, ...]
     consumers: tuple[ConsumerState, ...]
-    """Those with the most unread content first."""
+    """The most unread content first."""
     audits: tuple[AuditState, ...]
     changes: tuple[StatusChange, ...] = ()
     """The latest first."""
     compared_with: float | None = None
-    """The time of the look that this one was compared with; None if there was none."""
+    """The time of the snapshot that this one was compared with; None without such a snapshot."""
 
     def of(self, condition: Condition) -> list[Examination]:
-        """Return the judgements of one condition."""
+        """Return the examinations with a condition."""
         return [each for each in self.examinations if each.condition is condition]
 
     @property
     def is_healthy(self) -> bool:
-        """True if there is no problem. Warnings and lag are none."""
+        """True if there is no problem. Warnings and lag do not count."""
         return not self.of(Condition.PROBLEM)
