@@ -8,7 +8,7 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: see `coranto.cli.app`."""
     try:
-        # Import only here: it takes a while, and Ctrl-C during the import must end the command as quietly as later.
+        # Import here: it is slow, and Ctrl-C during the import must end the command without a traceback, too.
         from coranto.cli.app import main as run
     except KeyboardInterrupt:
         return 130

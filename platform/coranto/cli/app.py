@@ -70,7 +70,7 @@ _COMMANDS: Final = {
         Panel.REPAIR,
     ),
 }
-"""The commands of this package. Only the one that a command line names is imported."""
+"""The commands of this package. Only the command that runs is imported."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _build() -> typer.Typer:
     app = typer.Typer(
         name="coranto",
-        cls=lazy_group({**_COMMANDS, **plugin_commands(), **_COMMANDS}),  # No plugin replaces a command of ours.
+        cls=lazy_group({**_COMMANDS, **plugin_commands(), **_COMMANDS}),  # No plugin replaces these commands.
         help="Journals: replicated, transactional, append-only logs.",
         no_args_is_help=True,
         add_completion=False,
@@ -136,7 +136,7 @@ def version() -> None:
 
 
 def _own(words: list[str]) -> list[str]:
-    """Return the words that may be options: those before a `--`."""
+    """Return the words before a `--`, which may be options."""
     return words[: words.index("--")] if "--" in words else words
 
 

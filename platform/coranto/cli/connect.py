@@ -1,4 +1,4 @@
-"""Functions of commands that find a cluster and connect to it."""
+"""Functions for commands: find a cluster and connect to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a copy of rows or messages, in the one form of `coranto ingest status` and `coranto table status`."""
+"""The status of a copy of rows or messages, which `coranto ingest status` and `coranto table status` print."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import typer
 from coranto.cli.output import Output, print_table
 
 _SHOWN: Final = 80
-"""The length of a position that a table of them shows; JSON has all of it."""
+"""The maximum length of a position in a table; JSON has all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """A part of a source, such as a split or a journal, and how much of it is copied."""
+    """A part of a source, such as a split or a journal, and its progress."""
 
     part: str
     position: object
     """None before the first row."""
     behind: int | None
-    """The rows or bytes behind the position. None if they are not known."""
+    """The rows or bytes after the position, which are not copied yet; None if unknown."""
     problem: str = ""
 
     @property
@@ -36,7 +36,7 @@ class SourcePart:
 
 @dataclass(frozen=True, slots=True)
 class CopyStatus:
-    """A copy under a name, from a source to a target. `rows` is None if the target does not exist."""
+    """A named copy from a source to a target. `rows` is None if the target does not exist."""
 
     name: str
     source: str
@@ -48,7 +48,7 @@ class CopyStatus:
 
     @property
     def behind(self) -> int | None:
-        """The sum of all parts. None if one of them is not known."""
+        """The sum of all parts; None if one of them is unknown."""
         known = [each.behind for each in self.parts if each.behind is not None]
         return sum(known) if len(known) == len(self.parts) else None
 

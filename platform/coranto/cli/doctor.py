@@ -56,7 +56,7 @@ def doctor(
     """
     from coranto.checkup import Condition
 
-    with progress("Examining") as bar:  # A store or a server that does not answer takes a minute.
+    with progress("Examining") as bar:  # An unresponsive store or server takes a minute.
         results = _examine(endpoint, etcd, stores, file_root, ports, data_dirs, bar.note)
     _show(results, output)
     if any(each.condition is Condition.PROBLEM for each in results):

@@ -51,7 +51,7 @@ def run(
 ) -> None:
     """Write the rows of a source to its stream, each once, and end when there are no more.
 
-    The stream knows how far the ingest is. So it may be interrupted at any moment, started again, and run twice at the
+    The stream keeps the progress of the ingest. So it may be interrupted at any time, restarted, and run twice at the
     same time. After Ctrl-C and SIGTERM it commits the rows that it has read, and ends.
     """
     spec = _spec(file)

@@ -1,4 +1,4 @@
-"""Groups of commands that are imported on use, so that a command does not wait for the imports of others."""
+"""Groups that import a command when it is used, so that it does not wait for the imports of other commands."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _EXTRAS: Final = {
     "pyspark_coranto": "spark",
     "dagster_coranto": "dagster",
 }
-"""The extras of this distribution that bring the requirements of its packages."""
+"""The extras that install the requirements of this distribution's packages."""
 
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """A command that is imported when it is named: a function, or a `typer.Typer` of commands."""
+    """A command that is imported when it is used: a function, or a `typer.Typer` of commands."""
 
     home: str
     """`module:name`."""
@@ -34,13 +34,13 @@ class LazyCommand:
     panel: str | None = None
     """The part of a listing that shows the command."""
     distribution: str = ""
-    """The package that `pip` installs, if it is another one than ours."""
+    """The package to install with `pip`, for other distributions."""
 
 
 def lazy_group(commands: Mapping[str, LazyCommand]) -> type[TyperGroup]:
-    """Return the class of a group with commands by name, listed before its others.
+    """Return the class of a group that has these commands by name, listed before its other ones.
 
-    Naming a command that cannot be imported raises MissingExtra or CorantoError, which says what to install.
+    Using a command that cannot be imported raises CorantoError with the package to install.
     """
 
     class LazyGroup(TyperGroup):

@@ -9,7 +9,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def with_numbers(**values: object) -> Callable[[F], F]:
-    """Return a decorator that puts values into the help of a command: its docstring names them as `{name}`."""
+    """Return a decorator that replaces `{name}` by values in the docstring of a command, which is its help."""
 
     def fill(command: F) -> F:
         if command.__doc__ is not None:  # Python leaves docstrings out with -OO.

@@ -1,4 +1,4 @@
-"""The commands of packages above the platform, which the entry point group `coranto.commands` names."""
+"""The commands that higher-level packages add by the entry point group `coranto.commands`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OURS: Final = {
     "table": ("Tables without code: messages become rows, each once.", Panel.DATA),
     "demo": ("The main job, end to end, on real flights.", Panel.DEMO),
 }
-"""The help of this distribution's own plugins, and their parts of the listing."""
+"""The help and the panel of this distribution's own plugins."""
 
 
 def plugin_commands(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> dict[str, LazyCommand]:

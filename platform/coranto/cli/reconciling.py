@@ -1,4 +1,4 @@
-"""The part of `apply` and `edit` that commands for journals and for shards share."""
+"""The parts of `apply` and `edit` that are common to journals and shards."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def read_document(path: str, parse: Callable[[str], ChangesT], plural: str, plac
 
 
 def source_name(path: str) -> str:
-    """Return the words for a document in messages."""
+    """Return the name of a document in messages."""
     return "the input" if path == "-" else path
 
 

@@ -18,7 +18,7 @@ from coranto.recovery import Doctor, JournalDoctor, NotApproved, Plan, Recovery,
 from coranto.telemetry import ProgressReport, progress
 
 UNFINISHED = 1
-"""The exit code of a plan that is not empty, and of a recovery that left something to do."""
+"""The exit code of a plan that is not empty, and of an incomplete recovery."""
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -90,7 +90,7 @@ def _doctor(
 async def carry_out_loudly(
     doctors: Sequence[Doctor], approve: str, verify: Callable[[], Awaitable[Report]]
 ) -> Recovery:
-    """Carry out a plan, and print each result; for a plan that was not approved, print the present one."""
+    """Carry out a plan, and print each result. If its hash is not `approve`, print the current plan."""
     try:
         return await carry_out(doctors, approve, verify=verify, on_result=_print_result, on_progress=note)
     except NotApproved as error:

@@ -1,7 +1,7 @@
-"""Output of a command's content that does not block the event loop.
+"""Output of a command's content without blocking the event loop.
 
-A pipe is full when its reader, such as a pager, has stopped reading. A loop that blocks in a write to it could not be
-interrupted, and neither could the process. So the loop waits until the pipe has room.
+A pipe is full when its reader, such as a pager, has stopped reading. A blocking write to it would also block Ctrl-C. So
+the loop waits until the pipe is writable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 _TOGETHER: Final = 1 << 16
-_PIPE_BYTES: Final = 4096  # A pipe that has room has room for this many (PIPE_BUF).
+_PIPE_BYTES: Final = 4096  # A writable pipe accepts at least this many (PIPE_BUF).
 
 
 class Sink:
@@ -48,7 +48,7 @@ class Sink:
         loop, writable = asyncio.get_running_loop(), asyncio.Event()
         try:
             loop.add_writer(self._descriptor, writable.set)
-        except PermissionError:  # Files and /dev/null do not support waiting, and need none.
+        except PermissionError:  # Files and /dev/null cannot be polled, and never block.
             self._may_block = False
             return
         try:

@@ -1,4 +1,4 @@
-"""`coranto status`: what of a cluster is unhealthy, who is behind, and what changed."""
+"""`coranto status`: the unhealthy parts of a cluster, lagging consumers, and changes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _target(endpoint: str | None, etcd: str | None, consumers: list[str], timeou
 
 
 class _StatusReader:
-    """Looks at a cluster, and their differences. The first one is compared with the last status of this user."""
+    """Reports the status and its changes. The first report is compared with the last status of this user."""
 
     def __init__(self, gatherer: StatusGatherer) -> None:
         self._gatherer = gatherer
@@ -164,7 +164,7 @@ def _watch(reader: _StatusReader, interval: float, count: int | None, output: Ou
 
 
 def document(report: StatusReport) -> dict[str, Any]:
-    """Return a report as a JSON document. Of its snapshot, it has the cluster's id and revision."""
+    """Return a report as a JSON document. Its snapshot is reduced to the cluster's id and revision."""
     snapshot = report.snapshot
     found = dataclasses.asdict(dataclasses.replace(report, snapshot=None))
     del found["snapshot"]

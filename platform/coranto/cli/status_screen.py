@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from coranto.checkup.status.values import ConsumerState, StatusChange, StatusReport
 
 _FIXED_LINES: Final = 16
-"""The lines of a screen that do not depend on the numbers of problems, consumers and changes."""
+"""The number of lines of a screen that do not depend on the numbers of problems, consumers and changes."""
 _CELL: Final = 40
-"""The most characters of a cell that is cut, except for the last one of a row."""
+"""The maximum width of a cell in `_lines`, except for the last cell of a row."""
 _STYLES: Final = {"problem": "bold red", "warning": "yellow", "ok": "green"}
 
 
@@ -33,7 +33,7 @@ class _Part:
 
 
 def summary(report: StatusReport) -> str:
-    """Return the line that answers whether the cluster is healthy."""
+    """Return one line with the health of the cluster."""
     from coranto.checkup import Condition
 
     problems, warnings = len(report.of(Condition.PROBLEM)), len(report.of(Condition.WARNING))

@@ -1,6 +1,6 @@
 """`coranto journals append`: appends an input as a whole, or each of its records to a journal chosen by a mapping.
 
-An input that is appended as a whole has to consist of whole records, too, if the journal's labels define these.
+An input that is appended as a whole must also consist of whole records if the journal's labels define a framing.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def append(
 
 
 def _framing_of(client: SyncJournalClient, journal: str) -> RecordFraming:
-    """Return the framing that a journal's labels say. A client that may not list it is not told."""
+    """Return the framing in a journal's labels; NONE if the client may not list the journal."""
     try:
         listed = client.list(label_selector(include=[(NAME, journal)])).journals
     except PermissionDenied:
@@ -109,7 +109,7 @@ def _framing_of(client: SyncJournalClient, journal: str) -> RecordFraming:
 
 
 def _joined(records: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the records in pieces of at least `_PIECE_BYTES`, but for the last one."""
+    """Yield the records in pieces of at least `_PIECE_BYTES`, except for the last one."""
     held: list[bytes] = []
     size = 0
     for record in records:
@@ -125,7 +125,7 @@ def _joined(records: Iterator[bytes]) -> Iterator[bytes]:
 def _append(client: SyncJournalClient, journal: str, pieces: Iterator[bytes], size: int | None) -> None:
     first = next(pieces, b"")
     if len(first) < _PIECE_BYTES:
-        # A small append can be repeated, so it survives the loss of a broker, which lasts as long as its lease.
+        # A small append can be retried until the lease of a lost broker expires.
         result = client.append(journal, first, retry_timeout=DEFAULT_RETRY_TIMEOUT)
     else:
         # A barrier is retried until the journal accepts appends; a streamed append cannot be retried.
@@ -135,7 +135,7 @@ def _append(client: SyncJournalClient, journal: str, pieces: Iterator[bytes], si
                 append.write(piece)
                 report.advance(len(piece))
             result = append.commit()
-    survives = f", {result.durability}" if result.durability is not None else ""  # A broker of Gazette does not tell.
+    survives = f", {result.durability}" if result.durability is not None else ""  # Gazette's brokers report none.
     typer.echo(f"{journal}: appended {result.end - result.begin} bytes at [{result.begin}, {result.end}){survives}")
 
 
@@ -167,12 +167,12 @@ def _mapping(mapping: KeyMapping, journals: list[str]) -> Mapping:
 
 
 def _append_records(client: SyncJournalClient, pairs: Iterator[tuple[bytes, bytes]], mapping: Mapping) -> None:
-    """Append each record to its journal, in batches. Stop at the first failure: no record follows a missing one."""
+    """Append each record to its journal, in batches. Stop at the first failure: no record follows a lost one."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     last: dict[str, Future[Appended]] = {}
     try:
-        # An append whose outcome is unknown is not repeated: records may have no UUIDs that would reveal duplicates.
+        # An append whose outcome is unknown is not retried: records may have no UUIDs that would reveal duplicates.
         with (
             progress("Appending records", unit="records") as report,
             client.append_service(retry_unknown=False, retry_timeout=DEFAULT_RETRY_TIMEOUT) as service,
@@ -188,7 +188,7 @@ def _append_records(client: SyncJournalClient, pairs: Iterator[tuple[bytes, byte
                     sizes[journal] += len(record)
                     report.advance()
             except InvalidInput:
-                # Records before a malformed one were accepted, so append them.
+                # The records before a malformed one are valid, so append them.
                 service.flush()
                 raise
     finally:

@@ -49,7 +49,7 @@ def edit(
 def edit_until_applied(opened: str, apply_saved: Callable[[str], None], prefix: str) -> None:
     """Open a text in an editor and apply it; after a failure, open it again with the error on top, until it succeeds.
 
-    `prefix` begins the name of the file. Raises InvalidInput if the saved text could not be applied in the end.
+    `prefix` begins the name of the file. Raises InvalidInput if the user makes no change after a failure.
     """
     path = _create(opened, prefix)
     keep = False

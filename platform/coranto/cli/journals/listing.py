@@ -19,7 +19,7 @@ from coranto.telemetry import amount
 from coranto.wire import protocol_pb2 as pb
 
 _ROUTES_SECONDS = 2.0
-"""Seconds between queries for Routes. Brokers announce changes of specs immediately, but not changes of Routes."""
+"""Seconds between queries for routes. Brokers announce changes of specs immediately, but not changes of routes."""
 
 _CONCURRENCY = 16
 
@@ -95,7 +95,7 @@ async def _heads(client: JournalClient, listing: Listing) -> list[str]:
 
 
 def _print(listing: Listing, output: Format, heads: list[str] | None, *, again: bool) -> None:
-    """Print a listing. With `again`, it replaces the last one on a terminal, and is separated from it elsewhere."""
+    """Print a listing. With `again`, it replaces the last one on a terminal, or follows a separator."""
     console = Console()
     if again and console.is_terminal:
         console.clear()

@@ -1,4 +1,4 @@
-"""`coranto journals manifest`: lists stored fragments as a document that is complete for its claim."""
+"""`coranto journals manifest`: lists the stored fragments with all content of journals in a range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moments on the command line: `--as-of` with a time, or with a file of the offsets that journals had then."""
+"""Moments on the command line: `--as-of` with a time, or with a file of the journals' offsets at that time."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def parse_as_of(text: str, option: str = "--as-of") -> AskedMoment | None:
 async def find_moment(
     client: JournalClient, selection: Selection, asked: AskedMoment, begins: Mapping[str, int], begin: int = 0
 ) -> Moment:
-    """Return the moment of the selected journals, and check that its content is there.
+    """Return the moment of the selected journals, and check that its content exists.
 
-    Content counts from `begins`, or else from `begin` on. Raises ContentGone, and InvalidInput for offsets that do not
+    The content begins at `begins`, or else at `begin`. Raises ContentGone, and InvalidInput for offsets that do not
     name all of the journals.
     """
     journals = await select(client, selection)

@@ -1,8 +1,8 @@
 """Concurrent reads of several journals into one output, by whole appends or at least whole lines.
 
-Appends of different journals must not be mixed. An append is known to end at a write head that a broker reported; in
-journals of lines every newline is a boundary too. A journal that has written up to another place keeps the *turn* until
-it reaches a boundary, while others wait for it.
+Appends of different journals must not be interleaved. An append ends at each write head that a broker reported; in
+journals of lines every newline is a boundary too. After writing up to another offset, a journal keeps the *turn*, a
+lock of the output, until it reaches a boundary.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Multiplexer:
     """Reads journals into `output`.
 
     `offsets` holds the begin offset of each journal, and advances to the end of its written content. `save` is
-    called with it from time to time, after a flush, and by `finish`. `warn` is called when content is missing.
+    called with it at most once per second, after a flush, and by `finish`. `warn` is called when content is missing.
     """
 
     client: JournalClient
@@ -81,7 +81,7 @@ class Multiplexer:
             await _cancel(tasks)
 
     async def follow(self, selector: pb.LabelSelector) -> None:
-        """Follow the matching journals, including those that appear later. Ends only by a failure."""
+        """Follow the matching journals, including those that appear later. Ends only with an error."""
         tasks: dict[str, asyncio.Task[None]] = {}
         start = self.reading.start
         async with contextlib.aclosing(self.client.watch(selector)) as snapshots:

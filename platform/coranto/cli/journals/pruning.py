@@ -75,9 +75,9 @@ async def _old_fragments(client: JournalClient, info: JournalInfo, now: float) -
 
 
 async def _remove(client: JournalClient, old: list[Fragment], planned: Mapping[str, float]) -> list[Fragment]:
-    """Remove the planned fragments, one after the other: an interruption leaves no gap.
+    """Remove the planned fragments in order, so that an interruption leaves no gap.
 
-    Returns the removed fragments. A journal keeps the rest once its retention changes, or a fork shares the next one.
+    Returns the removed fragments. Stops for a journal once its retention changes, or a fork shares its next fragment.
     """
     root = client.config.file_root
     for fragment in old:
@@ -101,7 +101,7 @@ async def _remove(client: JournalClient, old: list[Fragment], planned: Mapping[s
 
 
 async def _allows(client: JournalClient, fragment: Fragment, planned: Mapping[str, float]) -> bool:
-    """Return True if a fragment may still be removed, by the present spec of its journal: brokers' rule."""
+    """Return True if the current spec of its journal still allows the removal of a fragment, by the brokers' rule."""
     listing = await client.list(label_selector(include={NAME: fragment.journal}))
     return any(
         duration_seconds(info.spec.fragment.retention) == planned[info.name] and fragment.end <= held_from(info.spec)

@@ -60,7 +60,7 @@ def _read_frame(source: BinaryIO, number: int) -> bytes:
 
 
 def with_keys(records: Iterator[bytes], framing: RecordFraming, *, is_base64: bool) -> Iterator[tuple[bytes, bytes]]:
-    """Yield pairs of key and record, from an input of records that follow their keys. Raises InvalidInput."""
+    """Yield pairs of a key and its record, which follows it in the input. Raises InvalidInput."""
     for number, raw in enumerate(records):
         key = raw.rstrip(b"\r\n") if framing is RecordFraming.LINES else raw[_HEADER_BYTES:]
         if is_base64:

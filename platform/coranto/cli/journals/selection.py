@@ -1,4 +1,4 @@
-"""The choice of a command's journals: by name, or by labels."""
+"""Selection of a command's journals, by name or by labels."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Selection:
             return (label_selector(include=[("name", name) for name in self.names]),)
         parsed = parse_selector(self.selector)
         if "/" in self.selector and [label.name for label in parsed.include.labels] == [self.selector]:
-            # As a selector, a path asks for a label of that name. Most users mean the journal's name instead.
+            # As a selector, a path means a label of that name. Most users mean a journal of that name.
             return parsed, label_selector(include={"name": self.selector})
         return (parsed,)
 
@@ -68,7 +68,7 @@ def chosen(names: list[str] | None, selector: str | None) -> Selection:
 
 
 async def select(client: JournalClient, selection: Selection) -> tuple[JournalInfo, ...]:
-    """Return the chosen journals as they are now. Raises JournalNotFound or InvalidInput if there are none."""
+    """Return the selected journals in their current state. Raises JournalNotFound or InvalidInput if there are none."""
     for attempt in selection.attempts:
         listing = await client.list(attempt)
         if listing.journals:

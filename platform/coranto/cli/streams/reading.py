@@ -152,7 +152,7 @@ async def _print_events(
 
 
 def _kept(file: Path) -> StreamPosition | None:
-    """Return the position in a file; None without a file. Raises InvalidInput if none can be kept there."""
+    """Return the position in a file; None without a file. Raises InvalidInput if it or its folder is not usable."""
     if not file.parent.is_dir():
         raise InvalidInput(f"the folder {file.parent} for the position does not exist; create it", field="--position")
     if not file.exists():

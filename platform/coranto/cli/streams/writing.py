@@ -81,7 +81,7 @@ def write(
         with SyncStreams(client) as streams:
             format: Any = format_of(streams.describe(name).content_type)
         parse = _parser(key, key_field, is_json=isinstance(format, JsonEvents))
-        handing: EventFeed | None = None
+        feed: EventFeed | None = None
         try:
             with opened(file, "rb") as source, progress(f"Writing to {name}", unit="events") as report:
                 pairs = (
@@ -95,11 +95,11 @@ def write(
                 else:
                     own = JournalClient.of(client.config)
                     writer: StreamWriter[Any] = StreamWriter(own, name, format=format, writer_id=writer_id, fresh=fresh)
-                    handing = EventFeed(writer, stall_timeout=RETRY_TIMEOUT, late=lambda: _report_stall(name, report))
-                    text = _write(own, writer, pairs, handing, report, numbered=writer_id is not None)
+                    feed = EventFeed(writer, stall_timeout=RETRY_TIMEOUT, late=lambda: _report_stall(name, report))
+                    text = _write(own, writer, pairs, feed, report, numbered=writer_id is not None)
         except BaseException:
-            if handing is not None and handing.given:
-                note(f"{name}: of {_events(handing.given)} that were read, {handing.durable} are durable")
+            if feed is not None and feed.given:
+                note(f"{name}: of {_events(feed.given)} that were read, {feed.durable} are durable")
             raise
     typer.echo(f"{name}: {text}")
 
@@ -133,7 +133,7 @@ def _commit(
     if not events:
         return "the input is empty, so there is nothing to commit"
     if not structlog.get_logger().is_enabled_for(logging.DEBUG):
-        configure_logging("error")  # The error that the command shows is enough.
+        configure_logging("error")  # The command itself shows the error.
     committing = writer.write_events(key, events, sequence=sequence, expected_offset=expected_offset)
     if not wait([committing], RETRY_TIMEOUT).done:
         _report_stall(name, report)
@@ -147,7 +147,7 @@ def _write(
     client: JournalClient,
     writer: StreamWriter[Any],
     pairs: Iterable[tuple[str, Any]],
-    handing: EventFeed,
+    feed: EventFeed,
     report: ProgressReport,
     *,
     numbered: bool,
@@ -157,17 +157,17 @@ def _write(
     try:
         loop.run(writer.open())
         for number, (place, event) in enumerate(pairs, 1):
-            handing.add(place, event, number if numbered else None)
+            feed.add(place, event, number if numbered else None)
             report.advance()
-        handing.finish()
+        feed.finish()
     except KeyboardInterrupt:
         deadline = RETRY_TIMEOUT
         raise
     finally:
         loop.run(writer.close(deadline))
         loop.run(client.close())
-    known = f", {handing.repeated} of them already stored" if handing.repeated else ""
-    return f"{_events(handing.durable)} {'is' if handing.durable == 1 else 'are'} durable{known}"
+    known = f", {feed.repeated} of them already stored" if feed.repeated else ""
+    return f"{_events(feed.durable)} {'is' if feed.durable == 1 else 'are'} durable{known}"
 
 
 def _report_stall(stream: str, report: ProgressReport) -> None:

@@ -1,4 +1,4 @@
-"""`coranto types register|check`: registers definitions of message types, or reports obstacles to it."""
+"""`coranto types register|check`: registers definitions of message types, or checks that it can."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Files = Annotated[
     list[str],
     typer.Option("--file", "-f", help="YAML file with the definition of a type, or - for input. May be repeated."),
 ]
-_Promise = Annotated[
+_CompatibilityOption = Annotated[
     Compatibility | None,
     typer.Option(
         "--compatibility",
@@ -41,7 +41,7 @@ _Promise = Annotated[
 def register(
     files: _Files,
     registry: Registry = DEFAULT_REGISTRY,
-    compatibility: _Promise = None,
+    compatibility: _CompatibilityOption = None,
     like: Annotated[
         str,
         typer.Option("--like", help="Create the registry if it is missing, with the settings of this journal."),
@@ -67,7 +67,10 @@ def register(
 
 
 def check(
-    files: _Files, registry: Registry = DEFAULT_REGISTRY, compatibility: _Promise = None, endpoint: Endpoint = None
+    files: _Files,
+    registry: Registry = DEFAULT_REGISTRY,
+    compatibility: _CompatibilityOption = None,
+    endpoint: Endpoint = None,
 ) -> None:
     """Check definitions as `register` does, and change nothing. The exit code is 1 if it would refuse one of them."""
     definitions = [_read(name) for name in files]
@@ -89,7 +92,7 @@ def check(
                 typer.echo(_unchanged(catalog, known))
             else:
                 typer.echo(f"would register {following}")
-                catalog.feed(following.to_line())  # The definitions behind it come after it.
+                catalog.feed(following.to_line())  # Later definitions of this type follow it.
         return sound
 
     if not with_client(endpoint, work):

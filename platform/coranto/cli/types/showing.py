@@ -20,7 +20,7 @@ from coranto.types.references import parse_reference
 from coranto.types.registry import TypeRegistry
 
 _MAX_STRAY_LINES: Final = 10
-"""Maximum lines of a registry that are reported one by one because they are not records."""
+"""The maximum number of invalid lines of a registry that are reported one by one."""
 _Output = Annotated[Output, typer.Option("--output", "-o", help="What to print.")]
 
 
