@@ -7,7 +7,7 @@
       cluster.json     addresses and process ids, while it runs (`locate` reads it)
       etcd/            etcd's data
       brokers/<id>/    a broker's durable spools and its lease
-      fragments/       where file:/// fragment stores are rooted
+      fragments/       the root of file:/// fragment stores
       logs/            the output of etcd and the brokers
 
 No child outlives the process that runs the cluster, however that process ends. The next start continues with the data

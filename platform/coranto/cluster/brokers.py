@@ -1,4 +1,4 @@
-"""A broker's place in an embedded cluster, and the successive processes in that place."""
+"""A broker's slot in an embedded cluster, and the successive processes that run it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_FAILURES = 10
 
 @dataclass(slots=True)
 class Restarts:
-    """The schedule for restarts of a process that dies: first immediately, then after growing pauses, up to a limit."""
+    """The schedule for restarts of a process that dies: first immediately, then after growing delays, up to a limit."""
 
     failures: int = 0
     noticed: ChildProcess | None = None
@@ -42,7 +42,7 @@ class Restarts:
 
 @dataclass(slots=True)
 class BrokerSlot:
-    """A broker's place in the cluster, independent of the process that runs it."""
+    """A broker's slot in the cluster, independent of the process that runs it."""
 
     index: int
     id: str
@@ -64,7 +64,7 @@ class BrokerSlot:
         return self.process is not None and self.process.alive
 
     def expect(self) -> None:
-        """Mark the broker as not ready until a check finds that it is."""
+        """Mark the broker as not ready until a check succeeds."""
         self.ready, self.unready_since = False, time.monotonic()
 
 
@@ -90,6 +90,6 @@ def serves(endpoint: str) -> bool:
                 return bool(response.status == pb.OK)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                return True  # It answers, so it is ready. That it requires a token does not matter here.
+                return True  # It answers, so it is ready, even if it requires a token.
             _log.debug("cluster.broker_not_serving", endpoint=endpoint, error=str(error))
     return False

@@ -45,9 +45,9 @@ class EmbeddedCluster:
     """A cluster that runs in `data_dir` from `start` to `close`; a context manager.
 
     A broker that dies is restarted with the same identity, spools and port, and resumes its lease. etcd is restarted
-    too. With `supervise=False` nothing is restarted automatically. `lease_seconds` is the time after which the others
-    notice that a broker is gone. A shorter pause of the machine does no harm. `zones` are given to the brokers in turn.
-    `progress` is called with a description of each step that is waited for. `broker_arguments` are added to every
+    too. With `supervise=False` nothing is restarted automatically. `lease_seconds` is the time until others detect
+    that a broker is gone. Shorter pauses of the machine are harmless. `zones` are assigned to the brokers in turn.
+    `progress` is called with a description of each step of `start` and `close`. `broker_arguments` are added to every
     broker's command line.
 
     $CORANTO_ETCD_BINARY names the program of the cluster's own etcd; by default it is a good one on PATH, else the one
@@ -179,7 +179,7 @@ class EmbeddedCluster:
         self._lock.close()
 
     def check(self) -> None:
-        """Raise ClusterError if a process died and could not be restarted, or is not to be (`supervise=False`)."""
+        """Raise ClusterError if a process died and its restarts failed, or nothing is restarted (`supervise=False`)."""
         if self._failure is not None:
             raise ClusterError(str(self._failure)) from self._failure
         if self._started and not self._supervise and not self._closing.is_set():
@@ -263,7 +263,7 @@ class EmbeddedCluster:
                 work, done = task
                 try:
                     work()
-                except Exception as error:  # noqa: BLE001  It is raised in the thread that asked.
+                except Exception as error:  # noqa: BLE001  It is raised in the calling thread.
                     done.set_exception(error)
                 else:
                     done.set_result(None)

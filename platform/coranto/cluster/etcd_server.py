@@ -82,7 +82,7 @@ class EtcdServer:
             # A lone member elects itself, so these times need not allow for slow peers.
             "--heartbeat-interval=25",
             "--election-timeout=125",
-            # Watchers that were away for longer load everything again.
+            # Watchers that were disconnected for longer load everything again.
             "--auto-compaction-mode=periodic",
             "--auto-compaction-retention=10m",
             "--log-level=warn",
@@ -104,7 +104,7 @@ class EtcdServer:
             raise
 
     def _choose_program(self, folder: Path) -> EtcdProgram:
-        """Return the program to start. It stays the same as long as it is there, and warns once if it is not good."""
+        """Return the program to start: the same one as long as it exists. Warn once if it is not good."""
         if self._program is None or not self._program.path.exists():
             self._program = find_etcd(self._environment, folder)
             if not self._program.is_good:
@@ -168,9 +168,9 @@ def ask_etcd(
     timeout_seconds: float,
     headers: dict[str, str] | None = None,
 ) -> dict[str, object]:
-    """Make one call of etcd's JSON gateway, and return the answer; of a stream, the first one.
+    """Make one call of etcd's JSON gateway, and return the (first) answer.
 
-    The answer's HTTP headers are added to `headers`. Raises OSError, and ValueError for what etcd refuses.
+    The answer's HTTP headers are added to `headers`. Raises OSError, and ValueError if etcd refuses the call.
     """
     data = None if question is None else json.dumps(question).encode()
     base = endpoint if "://" in endpoint else f"http://{endpoint}"

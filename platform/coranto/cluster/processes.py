@@ -20,12 +20,12 @@ from typing import Self
 from coranto.errors import ClusterError, InvalidInput
 
 _MAX_LOG_BYTES = 16 << 20
-_PORTS = range(20000, 30000)  # Below what systems give to outgoing connections.
+_PORTS = range(20000, 30000)  # Below the ephemeral ports of outgoing connections.
 
 PORTS_VARIABLE = "CORANTO_PORTS"
 """The environment variable with the range of ports to choose from, as `first-last`.
 
-Programs that run at the same time, and restart servers at their old ports, avoid conflicts with ranges of their own.
+Concurrent programs that restart servers at their old ports avoid conflicts by using different ranges.
 """
 
 # Asks the kernel to kill this process when its parent dies, then becomes the program. This is a process of its own
@@ -43,7 +43,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class ChildProcess:
-    """A program started at construction. Its output goes to the end of `log`.
+    """A program started at construction. Its output is appended to `log`.
 
     On Linux the child is killed when the *thread* that created it ends, and so when its process does. Create it on a
     thread that lives at least as long as the child has to.
@@ -115,7 +115,7 @@ class ChildProcess:
         return "\n".join(text.splitlines()[-lines:])
 
     def failure(self) -> ClusterError:
-        """Return an error with the process's end."""
+        """Return an error with the exit code and the end of the log."""
         return ClusterError(
             f"{self.name} ended with {describe_exit(self.exit_code)}; its log {self.log} ends with:\n"
             f"{self.last_words()}"
@@ -173,7 +173,7 @@ class LocalService(ABC):
 
 
 def stop_all(processes: Collection[ChildProcess], grace_seconds: float) -> None:
-    """Ask all to end together, give them `grace_seconds`, and kill the rest."""
+    """Ask all processes to end, and kill the remaining ones after `grace_seconds`."""
     for process in processes:
         process.signal(signal.SIGTERM)
         process.signal(signal.SIGCONT)  # A process stopped by SIGSTOP would not notice the SIGTERM.

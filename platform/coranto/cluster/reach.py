@@ -1,4 +1,4 @@
-"""The configuration of a client by the settings of an orchestrator: given, from the environment, or looked up."""
+"""The client configuration for an orchestrator: from its settings, the environment, or a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def reach(
 ) -> ClientConfig:
     """Return the configuration for a cluster.
 
-    Without an `endpoint` it is $CORANTO_ENDPOINT, unless `data_dir` is given; otherwise the one of the embedded cluster
-    below `data_dir`, $CORANTO_DATA or ./.coranto, whose ports change with each start. With an endpoint, `file_root` is
-    by default $CORANTO_FILE_ROOT. `settings` are values of variables such as CORANTO_TLS_CA, which replace the
-    environment's; empty ones do not. A token, keys or an issuer among them replace all variables of all three. Raises
-    ClusterError when the cluster must be looked up and does not run, and InvalidInput.
+    The default of `endpoint` is $CORANTO_ENDPOINT, unless `data_dir` is given; otherwise all brokers of the embedded
+    cluster in `data_dir`, $CORANTO_DATA or ./.coranto, whose ports may change with each start. With an endpoint,
+    `file_root` is by default $CORANTO_FILE_ROOT. `settings` are values of variables such as CORANTO_TLS_CA. Values that
+    are not empty replace the environment's. A token, keys or an issuer among them replaces all variables of all three.
+    Raises ClusterError when the cluster must be looked up and does not run, and InvalidInput.
     """
     root = Path(file_root) if file_root else None
     found = endpoint or ("" if data_dir else os.environ.get(ENDPOINT_VARIABLE, ""))

@@ -10,6 +10,6 @@
 `capacity`         part of planning: members' effective limits and fair shares
 `placement`        part of planning: the final place of each item; `flow_network` finds the best one
 `convergence`      part of planning: the safe steps towards the placement; `plan_values` holds the value types
-`allocator`        the loop of the leader's plans and changes
+`allocator`        the leader's loop, which plans and applies changes
 =================  ====================================================================================
 """

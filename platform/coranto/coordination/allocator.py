@@ -1,4 +1,4 @@
-"""The allocator: keeps every item assigned to as many members as it asks for.
+"""The allocator: keeps every item assigned to as many members as its replication.
 
 Every member runs an `AllocatorLoop`. The member with the oldest member key is the leader and plans for all
 (`coranto.coordination.planning`). It applies a plan in transactions. Each transaction asserts that the leader's own
@@ -42,8 +42,8 @@ _log = structlog.get_logger(__name__)
 
 _PAUSE_SECONDS = 0.5
 _REST = 4.0
-"""The rest after a plan, as a multiple of the time that planning took. It keeps a storm of changes in a large key space
-from taking the leader's whole processor."""
+"""The pause after a plan, as a multiple of the planning time. It limits the leader's processor use when many changes
+arrive in a large key space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class EtcdTransaction:
 
 
 class StatePlanner(Generic[ItemT, MemberT, AssignT]):
-    """Plans for successive states of the key space, and works out only the changes since the previous one."""
+    """Plans for successive states of the key space, reusing results for unchanged assignments."""
 
     def __init__(self) -> None:
         self._planner = Planner()
@@ -83,7 +83,7 @@ class StatePlanner(Generic[ItemT, MemberT, AssignT]):
 
 
 def may_drain(state: KeySpaceState[ItemT, MemberT, AssignT], member: MemberId) -> bool:
-    """Return True if the other members could take over all that `member` holds, so that waiting makes sense."""
+    """Return True if the other members have capacity for all items of `member`, so that waiting makes sense."""
     return can_drain(_items(state), _members(state), member)
 
 
@@ -162,7 +162,7 @@ def _item_transaction(
 
 
 class AllocatorLoop(Generic[ItemT, MemberT, AssignT]):
-    """Plans and applies for as long as `member` is the leader, and watches otherwise. `run` it as a task."""
+    """Plans and applies changes while `member` is the leader, and watches otherwise. Start `run` as a task."""
 
     def __init__(
         self,

@@ -19,8 +19,8 @@ def effective_limits(items: Sequence[PlanItem], members: Sequence[PlanMember]) -
     """Return each member's limit, reduced for exiting members by the capacity of the others.
 
     Exiting members shed the capacity that exceeds all items' replicas, the oldest member first. At least as many
-    members as the largest replication keep their limit. So no replica is left without a place: a lone member, or the
-    third of three when items want three replicas, keeps its items until others come. A limit above the number of items
+    members as the largest replication keep their limit. So no replica is left without a place: a lone member, or any
+    of three when items have three replicas, keeps its items until others join. A limit above the number of items
     counts as that number.
     """
     limits = [max(0, member.limit) for member in members]
@@ -63,7 +63,7 @@ def fair_shares(items: Iterable[PlanItem], zones: Sequence[int], limits: Sequenc
         )
     members = sum(len(found) for found in by_zone.values())
     demand = min(sum(min(r, members) * count for r, count in demands.items()), sum(hard.values()))
-    # Where the zones do not suffice to give each item a second one, a zone may hold correspondingly more.
+    # If there is no second zone for some items, each zone may hold that many more replicas.
     missing = max(0, demand - sum(upper.values()))
     upper = {zone: min(hard[zone], upper[zone] + missing) for zone in by_zone}
 
@@ -83,7 +83,7 @@ def fair_shares(items: Iterable[PlanItem], zones: Sequence[int], limits: Sequenc
 
 
 def _max_replicas_of_zone(demands: Mapping[int, int], members: int, *, elsewhere: int) -> int:
-    """Return how many replicas a zone of `members` members can hold, if `elsewhere` of each item are in other zones."""
+    """Return the maximum replicas of a zone of `members` members, with `elsewhere` of each item in other zones."""
     return sum(min(max(1, replication - elsewhere), members) * count for replication, count in demands.items())
 
 

@@ -1,13 +1,13 @@
-"""The steps towards a placement that are safe to take now. Pure.
+"""The steps towards a placement that are safe now. Pure.
 
 A consistent assignment is never removed if fewer consistent ones than the item's replication would remain. So a move
 first adds a replica, and removes the old one when the new one has caught up. No step brings a member above its limit.
-The caller takes the steps and asks again as assignments become consistent. No steps are left when the placement is
+The caller applies the steps, and asks for more when assignments become consistent. There are none when the placement is
 reached.
 
 Slot 0 is the primary. A new assignment takes the next slot above the item's highest. A vacant slot 0 goes to a
-consistent assignment, on the member with the fewest primaries in proportion to its limit. Other slots are packed down
-one at a time when nothing else of the item changes.
+consistent assignment, on the member with the fewest primaries in proportion to its limit. Other slots are compacted
+one at a time, when the item has no other changes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GONE = -1  # The member of an assignment, when that member does not exist.
 
 
 class Convergence:
-    """Works out the steps for one state of a cluster. `limits` are the members' effective limits."""
+    """Computes the steps for one state of a cluster. `limits` are the members' effective limits."""
 
     def __init__(self, members: Sequence[PlanMember], limits: Sequence[int]) -> None:
         self._members = members
@@ -40,7 +40,7 @@ class Convergence:
         # The numbers of items and of primaries on every member, with the changes so far.
         self._total = [0] * len(members)
         self._primaries = [0] * len(members)
-        # The number of items that every member is still to get.
+        # The number of items that every member has yet to receive.
         self._wanted = [0] * len(members)
 
     def steps(
@@ -90,7 +90,7 @@ class Convergence:
             changes.append(ItemChanges(id, tuple(self._remove(a) for a in assignments[id]), orphaned=True))
         return changes
 
-    # --- what members hold ---------------------------------------------------------------------------------------
+    # --- counts of members ---------------------------------------------------------------------------------------
 
     def _count(self, member: int, slot: int, by: int) -> None:
         if member != _GONE:
@@ -154,9 +154,9 @@ class Convergence:
     ) -> list[int]:
         """Return the positions of the assignments that can be removed now.
 
-        These are assignments of members that are gone, second ones of the same member, and undesired ones while enough
-        consistent ones remain. Undesired ones that make room for another item come first, then assignments of the most
-        loaded members.
+        These are assignments of missing members, second assignments of a member, and undesired assignments while enough
+        consistent ones remain. Undesired assignments of full members that wait for another item come first, then
+        assignments of the most loaded members.
         """
         removed: list[int] = []
         undesired: list[int] = []
@@ -171,14 +171,14 @@ class Convergence:
             if holder not in desired:
                 undesired.append(at)
 
-        def reluctance(at: int) -> tuple[bool, float, int]:
+        def removal_order(at: int) -> tuple[bool, float, int]:
             holder = holders[at]
             needed = self._wanted[holder] > 0 and not self._has_capacity(holder)
             return (not needed, -self._load(holder), -at)
 
-        for at in sorted(undesired, key=reluctance):
+        for at in sorted(undesired, key=removal_order):
             if consistent < item.replication:
-                break  # Too few are consistent: any of the assignments may be needed.
+                break  # Too few are consistent, so each assignment may be needed.
             if current[at].consistent and consistent == item.replication:
                 continue
             removed.append(at)
@@ -190,11 +190,11 @@ class Convergence:
     ) -> list[ItemChanges]:
         """Resolve a deadlock of full members that wait for one another to give up an item.
 
-        Add one item to a third member that has room, so that the item can leave a full one.
+        Add one item to a third member with capacity, so that it can leave a full member.
         """
         for item, current, holders, desired in unsettled:
             if not any(self._wanted[holder] for holder in holders if holder not in desired):
-                continue  # No other item waits for what this one could give up.
+                continue  # No other item waits for capacity that this item could free.
             with_capacity = [m for m in range(len(self._members)) if self._has_capacity(m) and m not in holders]
             if with_capacity:
                 member = min(with_capacity, key=lambda member: (self._load(member), member))

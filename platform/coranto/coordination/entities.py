@@ -1,7 +1,7 @@
-"""The meaning of the key space's values.
+"""The types of the key space's values.
 
-The mirror and the allocator are generic. `Entities` decodes values for them and answers the few questions that planning
-asks. `JournalEntities` is the implementation for brokers: items are journals, members are brokers, and an assignment's
+The mirror and the allocator are generic. `Entities` decodes values for them and returns the properties that planning
+needs. `JournalEntities` is the implementation for brokers: items are journals, members are brokers, and an assignment's
 value is the Route that its primary last synchronized.
 """
 
@@ -30,7 +30,7 @@ AssignT = TypeVar("AssignT")
 
 
 class Entities(Protocol[ItemT, MemberT, AssignT]):
-    """Decodes values and answers the allocator's questions. Raises InvalidInput for a value not valid for its key."""
+    """Decodes values and returns their properties. Raises InvalidInput for a value that is not valid for its key."""
 
     def decode_item(self, item: str, value: bytes) -> ItemT: ...
 
@@ -39,11 +39,11 @@ class Entities(Protocol[ItemT, MemberT, AssignT]):
     def decode_assignment(self, key: AssignmentKey, value: bytes) -> AssignT: ...
 
     def replication(self, item: ItemT) -> int:
-        """Return the number of members that the item is to be assigned to."""
+        """Return the wanted number of members with the item."""
         ...
 
     def item_limit(self, member: MemberT) -> int:
-        """Return the largest number of items that the member may be assigned."""
+        """Return the maximum number of items of the member."""
         ...
 
     def exiting(self, member: MemberT) -> bool:
@@ -53,7 +53,7 @@ class Entities(Protocol[ItemT, MemberT, AssignT]):
     def endpoint(self, member: MemberT) -> str: ...
 
     def consistent(self, assignments: Sequence[tuple[AssignmentKey, AssignT]]) -> Sequence[bool]:
-        """Return for each assignment whether it is consistent, so that the item can lose another one.
+        """Return True for each consistent assignment, which allows the item to lose another one.
 
         `assignments` are *all* assignments of one item, in key order.
         """
@@ -124,7 +124,7 @@ ProcessT = TypeVar("ProcessT", pb.BrokerSpec, pc.ConsumerSpec)
 
 
 def require_own(spec: ProcessT, member: MemberId) -> ProcessT:
-    """Return the spec of a process if it is of `member`. Raises InvalidInput."""
+    """Return the spec of a process if its id is `member`. Raises InvalidInput otherwise."""
     found = MemberId(spec.process_spec.id.zone, spec.process_spec.id.suffix)
     if found != member:
         name = spec.DESCRIPTOR.name
@@ -133,7 +133,7 @@ def require_own(spec: ProcessT, member: MemberId) -> ProcessT:
 
 
 def parse(message: MessageT, value: bytes) -> MessageT:
-    """Return `message`, read from a value in etcd. Raises InvalidInput."""
+    """Parse a value in etcd into `message`, and return it. Raises InvalidInput."""
     try:
         message.ParseFromString(value)
     except DecodeError as error:

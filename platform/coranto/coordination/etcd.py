@@ -1,9 +1,9 @@
-"""etcd through one small interface, and the values that it takes and returns.
+"""`Coordinator`, a small interface to etcd, and the data types of its parameters and results.
 
-`Coordinator` is the only view that the rest of Coranto has of etcd: ordered reads of a prefix, guarded transactions, a
-watch that survives broken streams, and leases. `coranto.coordination.etcd_client` implements it on a real etcd.
+The rest of Coranto uses etcd only through `Coordinator`: ordered reads of a prefix, conditional transactions, a watch
+that survives broken streams, and leases. `coranto.coordination.etcd_client` implements it on a real etcd.
 
-Keys are text. Bytes that are not UTF-8 are kept by surrogate escape, so a stray key of another program does no harm.
+Keys are text. Bytes that are not UTF-8 are kept by surrogate escape, so a stray key of another program is harmless.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class WatchBatch:
     header: EtcdHeader
     events: tuple[WatchEvent, ...]
     reconnected: bool = False
-    """True if the connection had broken, and the watch continues behind `header.revision`. There are no events."""
+    """True if the watch has reconnected, and continues after `header.revision`. There are no events."""
 
 
 class CompareTarget(enum.Enum):
@@ -116,7 +116,7 @@ def absent(key: str) -> Compare:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a key under `lease` (0 = none), or with `keep_lease` under its present lease (the key must exist)."""
+    """Write a key under `lease` (0 = none), or with `keep_lease` under its current lease (the key must exist)."""
 
     key: str
     value: bytes = field(repr=False)
@@ -182,7 +182,7 @@ class Coordinator(Protocol):
         ...
 
     async def get(self, key: str) -> tuple[EtcdHeader, KeyValue | None]:
-        """Return the present state of one key; None if it does not exist."""
+        """Return the current state of one key; None if it does not exist."""
         ...
 
     async def txn(self, compares: Sequence[Compare], ops: Sequence[Op], *, otherwise: Sequence[str] = ()) -> TxnResult:
@@ -194,16 +194,16 @@ class Coordinator(Protocol):
         ...
 
     def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        """Yield changes under `prefix` at or after `from_revision`, without gap or repetition, over broken connections.
+        """Yield changes under `prefix` at or after `from_revision`, without gaps or repetitions, across reconnections.
 
-        Each time it has connected again, it yields a batch that says so.
+        After each reconnection, it yields a batch with `reconnected`.
         Close the generator (`contextlib.aclosing`) to end the watch.
-        Raises WatchReset when the history is gone (compaction) or the store went back in time: read the prefix again.
+        Raises WatchReset when the history is gone (compaction) or the revision has decreased: read the prefix again.
         """
         ...
 
     async def lease_grant(self, ttl_seconds: int) -> GrantedLease:
-        """Grant a new lease. A cancelled call may leave a lease, which runs out by itself."""
+        """Grant a new lease. A cancelled call may leave a lease, which expires."""
         ...
 
     async def lease_keepalive(self, lease: int) -> int:
@@ -217,7 +217,7 @@ class Coordinator(Protocol):
         ...
 
     async def bytes_in_use(self) -> int:
-        """Return how much of etcd's database is in use, history included; 0 if this client may not ask."""
+        """Return the bytes in use in etcd's database, including history; 0 if this client has no permission."""
         ...
 
     async def close(self) -> None: ...

@@ -1,7 +1,7 @@
 """`EtcdCoordinator`: a `Coordinator` on a real etcd.
 
 It uses the raw v3 stubs, because it needs the header of every response: peers compare revisions, and a wire Header
-carries all four of the header's numbers.
+has all fields of etcd's header.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class EtcdCoordinator:
     async def _watch_once(self, prefix: str, from_revision: int, *, again: bool) -> AsyncGenerator[WatchBatch, None]:
         """Watch on one stream. A batch's header has the revision of its last event, or of the progress notification.
 
-        `again` says that there was an attempt before.
+        `again` is True after the first attempt.
         """
         self._connect()
         # With `hasleader`, a server cut off from its majority ends the stream instead of going quiet.

@@ -1,4 +1,4 @@
-"""The endpoints of etcd: their form, gRPC's targets for them, and TLS."""
+"""etcd endpoints: their syntax, gRPC targets and TLS."""
 
 from __future__ import annotations
 

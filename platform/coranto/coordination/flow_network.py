@@ -1,4 +1,4 @@
-"""The placement of items on members as a flow of least cost, with proof that no better one exists. Pure.
+"""The optimal placement of items on members, as a minimum-cost flow. Pure.
 
 Every wanted replica is a unit that flows
 
@@ -12,12 +12,12 @@ Every wanted replica is a unit that flows
 and each unit that does not flow costs UNPLACED. The weights are so far apart that costs compare in this order: first
 as many replicas as can be placed; then as few items as possible whose replicas all live in one zone; then as few
 replicas as possible above members' fair shares; then as few moves as possible. A placement is optimal exactly when no
-change of the flow along a cycle has negative cost (the classic condition for flows of least cost). `optimize` changes
-the flow along such cycles until none is left.
+change of the flow along a cycle has negative cost (the classic condition of minimum-cost flows). `optimize` changes the
+flow along such cycles until none is left.
 
 The network has a node for each item, but the members that a cycle visits determine it: an item takes part only by
 moving from one member to another. So the search runs over the members and one extra node, the `hub`, which stands for
-source and sink. The cost of one step depends only on an item's position: whether it is where it was held, and whether
+source and sink. The cost of one step depends only on an item's position: whether its member is in `held`, and whether
 its other replicas share one zone. Items in the same position form one group. A step from member to member looks for the
 cheapest group, and in it for an item that the target does not hold yet. That makes the search independent of the number
 of items, except for grouping them once.
@@ -36,7 +36,7 @@ _Group = dict[tuple[int, ...], dict[int, None]]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a placement. Of two fields, the earlier weighs more than any amount of the later."""
+    """The cost of a placement. Fields are in order of weight: costs compare lexicographically."""
 
     unplaced: int
     single_zoned: int
@@ -106,7 +106,7 @@ class FlowNetwork:
         )
 
     def cost_bound(self) -> Cost:
-        """Return a lower bound of the cost of any placement. It is quick to compute, and often reached."""
+        """Return a lower bound of the cost of any placement. It is cheap to compute, and often reached."""
         kept = 0
         by_member = [0] * len(self.limits)
         for item, members in enumerate(self.held):
@@ -121,7 +121,7 @@ class FlowNetwork:
         return Cost(unplaced=0, single_zoned=0, over_share=0, moves=max(0, sum(self.replication) - kept))
 
     def optimize(self) -> Cost:
-        """Change the placement to one of least cost, and return that cost."""
+        """Change the placement to one of minimum cost, and return that cost."""
         cost = self.cost()
         if cost == self.cost_bound():
             return cost
@@ -130,7 +130,7 @@ class FlowNetwork:
 
 
 class _Residual:
-    """The possible changes of a placement, as edges between members."""
+    """The residual network: the possible changes of a placement, as edges between members."""
 
     def __init__(self, network: FlowNetwork) -> None:
         self.network = network
@@ -144,7 +144,7 @@ class _Residual:
         self.none = 4 * radix**4
         # Items on each member, and items that lack a replica (on the hub), by position, then by their members.
         self.groups: list[dict[_Position, _Group]] = [{} for _ in range(self.hub + 1)]
-        # Those items that were held by a member that they are not placed on, by that member.
+        # The same items, by each member in `held` that they are not placed on.
         self.returns: list[dict[int, dict[_Position, dict[int, None]]]] = [{} for _ in range(self.hub + 1)]
         for item in range(len(network.placed)):
             self._enter(item)
@@ -160,8 +160,8 @@ class _Residual:
     def _position(self, item: int, member: int) -> _Position:
         """Return an item's position on a member that it may leave (or on the hub, if it may get another replica).
 
-        A position says whether the member is in `held`, whether all replicas are in one zone, and which zone the item
-        must not go to.
+        A position is: whether the member is in `held`, whether all replicas are in one zone, and the zone that the item
+        should avoid.
         """
         network = self.network
         placed = network.placed[item]
@@ -227,7 +227,7 @@ class _Residual:
         return cost
 
     def _edges_from(self, node: int) -> tuple[list[int], list[_Shift | None]]:
-        """Return the costs of the cheapest steps from a node to each other, and the steps.
+        """Return the costs of the cheapest steps from a node to each other node, and the steps.
 
         An edge without a step only changes a member's count.
         """

@@ -1,4 +1,4 @@
-"""Headers of requests and responses, written once for brokers and consumers."""
+"""Headers of requests and responses, shared by brokers and consumers."""
 
 from __future__ import annotations
 

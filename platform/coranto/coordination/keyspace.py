@@ -3,17 +3,16 @@
 `KeySpace` keeps the current `KeySpaceState` up to date from a watch.
 
 Two revisions matter. `KeySpaceState.header.revision` is the last that *changed* something under the prefix. A broker
-tells it to its peers, and they can always reach it by watching. (Only a state that was just loaded has the revision of
+sends it to its peers, and they can always reach it by watching. (Only a state that was just loaded has the revision of
 the load. So members announce themselves after it.) `KeySpace.known_revision` may be larger: nothing under the prefix
 changed between the two. `wait_for_revision` accepts either. The watch never announces a revision that did
-not touch the prefix, so a waiter asks for proof: a range of keys modified after the mirror's revision, together with
-the count of all keys. If there is no such key and the count is the same, then all present keys existed unmodified at
+not touch the prefix, so a waiter requests a proof: a range of keys modified after the mirror's revision, together with
+the count of all keys. If there is no such key and the count is the same, then all current keys existed unmodified at
 the mirror's revision and none was deleted, so the mirror is current. (etcd's own progress requests would be cheaper,
 but before 3.4.25 and 3.5.8 their answers may overtake events.)
 
-etcd looks at every key of the prefix for a proof. So all waiters share one, however many there are, and the next one
-comes after a rest. Otherwise the waiters for a mirror that is behind would keep etcd from sending the changes that
-they wait for.
+For a proof, etcd scans every key of the prefix. So all waiters share one proof, and the next one follows after a pause.
+Otherwise the waiters for a lagging mirror would delay the changes that they wait for.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ from coranto.errors import CoordinationError, InvalidInput, Unavailable, WatchRe
 _log = structlog.get_logger(__name__)
 
 _TIMEOUT_SECONDS = 0.05
-"""The wait for the watch before a proof is asked for. Further proofs for the same waiters come ever less often."""
+"""The wait for the watch before the first proof. Further proofs for the same waiters have exponential backoff."""
 _LONGEST_PAUSE_SECONDS = 2.0
 _REST = 4.0
-"""The rest after a proof, as a multiple of the time that it took."""
+"""The pause after a proof, as a multiple of its duration."""
 
 
 class KeySpace(Generic[ItemT, MemberT, AssignT]):
-    """A mirror of a layout's prefix. `start` it once; it then follows until `close`, or until it fails for good.
+    """A mirror of a layout's prefix. Call `start` once; it then follows until `close`, or until it fails.
 
-    Changes that arrive within `apply_delay_seconds` of one another are merged together. A cancelled wait leaves the
+    Changes that arrive within `apply_delay_seconds` after the first one are merged. A cancelled wait leaves the
     mirror as it is.
     """
 
@@ -204,7 +203,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             self._fail(CoordinationError(f"the mirror of {self.layout.prefix} failed: {error!r}"))
 
     async def _follow(self) -> None:
-        """Turn the watch into arrivals. Load the prefix again when the watch cannot continue."""
+        """Queue batches of the watch as arrivals. Load the prefix again when the watch cannot continue."""
         next_revision = self.state.revision + 1
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The cluster's key space as it was at one revision. Pure.
+"""The cluster's key space as of one revision. Pure.
 
 `Entries` are its key-values: sorted, immutable, and merged with the changes of a batch in one pass. `KeySpaceState` is
 a view of them in terms of items, members and assignments.
@@ -120,7 +120,7 @@ class Entries:
         """Return the keys whose revisions differ: the entry's, and the one in `kvs`; 0 where the key is absent.
 
         `kvs` are all keys of the same prefix as of the same revision. With `through`, they are as of a later one, and
-        the entries are as of `through`: then only keys count that did not change since.
+        the entries are as of `through`; only keys that have not changed since are compared.
         """
         ours = {entry.kv.key: entry.kv.mod_revision for entry in self._entries}
         theirs = {kv.key: kv.mod_revision for kv in kvs if through is None or kv.mod_revision <= through}
@@ -159,7 +159,7 @@ class KeySpaceState(Generic[ItemT, MemberT, AssignT]):
     ) -> None:
         """`changed` are the items whose spec or assignments may differ from the state before. None: any item may.
 
-        Who sees each state needs to look at no others, so that a change costs the same in a key space of any size.
+        An observer needs to examine only these, so the cost of a change does not depend on the size of the key space.
         """
         self.header = header
         self.changed = changed
@@ -240,5 +240,5 @@ class KeySpaceState(Generic[ItemT, MemberT, AssignT]):
 
     @cached_property
     def leader(self) -> Member[MemberT] | None:
-        """The member that plans for all: the one whose key is oldest."""
+        """The member with the oldest key, which plans for all."""
         return min(self.members, key=lambda m: (m.kv.create_revision, m.id), default=None)

@@ -6,16 +6,16 @@
     <prefix>/members/<zone>#<suffix>                   a process's spec, under its lease
     <prefix>/assign/<item>#<zone>#<suffix>#<slot>      an assignment, under the member's lease; slot 0 is the primary
 
-`#` sorts below every byte that a name may hold, so the order of keys is the order of entities. The layout is Gazette's,
+`#` sorts below every byte of a name, so the order of keys is the order of entities. The layout is Gazette's,
 so both can share a prefix.
 
-Some keys are Coranto's alone. They are outside of any prefix (prefixes begin with a slash), and without a lease::
+Some keys exist only in Coranto. They are outside of any prefix (prefixes begin with a slash), and have no lease::
 
-    coranto/in-sync<prefix>#<item>                     the replicas that hold all that was acknowledged
+    coranto/in-sync<prefix>#<item>                     the replicas with all acknowledged content
     coranto/cluster<prefix>                            the cluster's identity, and whether etcd was restored
-    coranto/stores<prefix>#<bucket>                    the last time that a bucket of stores got another prefix
+    coranto/stores<prefix>#<bucket>                    the last time that journals got another prefix in a bucket
     coranto/broker<prefix>#<zone>#<suffix>             a broker's last use of the cluster: time and data directory
-    coranto/note<prefix>#<note>                        a note of a watcher over journals, such as an audit
+    coranto/note<prefix>#<note>                        a note of an observer of journals, such as an audit
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Layout:
         return self.items + _part("item", item)
 
     def in_sync_key(self, item: str) -> str:
-        """Return the key of the in-sync record of `item`. It is outside of any prefix, so no watch of one sees it."""
+        """Return the key of the in-sync record of `item`. Watches of a prefix do not see it."""
         return f"{self.in_sync_records}{_part('item', item)}"
 
     @property
@@ -139,7 +139,7 @@ class Layout:
         return f"{self.assignments_of(item)}{zone}{SEPARATOR}{suffix}{SEPARATOR}{slot}"
 
     def item_of(self, key: str) -> str | None:
-        """Return the item of a key: its own, or its assignment's. None for any other key."""
+        """Return the item of an item key or an assignment key; None for any other key."""
         if key.startswith(self.items):
             return key[len(self.items) :]
         if key.startswith(self.assignments):

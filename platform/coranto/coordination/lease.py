@@ -1,14 +1,14 @@
 """A process's liveness: the lease of its member key and assignments.
 
-A session keeps its lease alive. When the process dies, the lease runs out, and etcd deletes the member and all its
-assignments together. It is the only failure detector.
+A session keeps its lease alive. When the process dies, the lease expires, and etcd deletes the member and all its
+assignments together. Leases are the only failure detector.
 
 A process that was killed and restarts before that may *resume*: it finds its lease's id in a file of its data
 directory, keeps that lease alive again, and has its membership and assignments as if nothing had happened. Only one
 process may do so: a caller that passes a `LeaseRecord` must hold that directory exclusively (see
 `coranto.process.dirlock`). A lock on a copy of the directory is not enough: it says nothing about the process that uses
 the original. So the file names its directory (`coranto.process.dirlock.place_of`), and only a process that finds the
-file there resumes. Any other waits until the lease has run out.
+file there resumes. Any other process waits until the lease has expired.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from coranto.process.dirlock import place_of
 _log = structlog.get_logger(__name__)
 
 LEASE_FILE = "lease.json"
-"""The record's customary name within a process's data directory."""
+"""The record's file name in a process's data directory."""
 
 T = TypeVar("T")
 
@@ -117,8 +117,8 @@ class MemberSession:
         """Put the member key under the lease, and return the key's revision.
 
         A key that a resumed lease already holds keeps its age (create revision) and gets the new value. It is written
-        even if it has that value, so that everybody who watches sees a revision after this call began. If another lease
-        holds the key, this waits until the key goes: when its process closes or its lease runs out. Raises
+        even if it has that value, so that all watchers see a revision after this call began. If another lease holds the
+        key, this waits until the key is deleted: its process closes or its lease expires. Raises
         LeaseLost, and MemberInUse when that lease is still alive after its time to live and `takeover_timeout` seconds.
         If cancelled, the key may or may not have been written.
         """
@@ -161,8 +161,8 @@ class MemberSession:
     async def confirmed(self) -> None:
         """Return once the lease is certain to be alive, usually immediately. Raises LeaseLost when it is gone.
 
-        It is in doubt after this process did not run for a while, or did not reach etcd. Others may have continued
-        without this member. So work that requires membership waits here, instead of taking effect just before
+        It is in doubt after this process was suspended, or did not reach etcd. Others may have continued without this
+        member. So work that requires membership waits here, instead of taking effect just before
         `lost` is noticed. Cancelling ends only the wait.
         """
         while self._clock.monotonic() >= self._alive_until:
@@ -173,8 +173,8 @@ class MemberSession:
     async def close(self, *, revoke: bool = True) -> None:
         """Stop keeping the lease alive, and revoke it: etcd deletes the member and its assignments immediately.
 
-        With `revoke=False` they stay until the lease runs out, so that a successor with the same record can resume it.
-        If the call is cancelled, the lease may last until it runs out.
+        With `revoke=False` they stay until the lease expires, so that a successor with the same record can resume it.
+        If the call is cancelled, the lease may last until it expires.
         """
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)
@@ -184,7 +184,7 @@ class MemberSession:
             await self._coordinator.lease_revoke(self.lease)
         except Unavailable as error:
             _log.warning("lease.revoke_failed", error=str(error), expires_within_seconds=self.ttl_seconds)
-            return  # The record stays, so that a restart finds its own lease instead of waiting for it to run out.
+            return  # The record stays, so that a restart finds its own lease instead of waiting for its expiry.
         if self._record is not None:
             self._record.clear()
 
@@ -228,14 +228,14 @@ class MemberSession:
                     return
 
     async def _overwrite(self, kv: KeyValue, value: bytes, *, anyway: bool = False) -> int:
-        """Return the revision when the key has `value`, or 0 to try again. `anyway` writes it even if it is so."""
+        """Write `value` to a key, and return its revision, or 0 to try again. `anyway` also writes an equal value."""
         if kv.value == value and not anyway:
             return kv.mod_revision
         result = await self._coordinator.txn([unmodified(kv)], [Put(kv.key, value, keep_lease=True)])
         return result.header.revision if result.succeeded else 0
 
     async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`. Cancel it and raise LeaseLost if the lease is lost before."""
+        """Return the result of `work`. Cancel it and raise LeaseLost if the lease is lost first."""
         working = asyncio.ensure_future(work)
         losing = asyncio.ensure_future(self.lost.wait())
         try:
@@ -279,7 +279,7 @@ class MemberSession:
     async def _pause(self, seconds: float) -> None:
         """Wait for `seconds`, or until the lease is in doubt.
 
-        The event loop's time stands still while the machine sleeps, so this may wait for longer than it seems.
+        The event loop's clock stops while the machine sleeps, so the wait may last longer.
         """
         waits = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._doubted.wait())]
         try:
@@ -305,7 +305,7 @@ async def open_session(
     """Open a session on the lease of `record` if it is still alive, else on a new lease of `ttl_seconds`.
 
     The lease's id is recorded before this returns. Raises Unavailable when etcd does not answer. If cancelled, a new
-    lease runs out by itself.
+    lease expires.
     """
     clock = clock if clock is not None else SystemClock()
     header, _ = await coordinator.get("/")

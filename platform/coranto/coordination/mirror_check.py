@@ -1,10 +1,10 @@
-"""Comparison of a mirror with etcd after the watch was connected again.
+"""Comparison of a mirror with etcd after the watch has reconnected.
 
-A watch that continues says nothing about the past. An etcd that lost acknowledged changes in a crash gives their
-revisions to other changes, and its members can come to differ. So the keys and their revisions are read as of the
+A watch that continues does not verify the past. An etcd that lost acknowledged changes in a crash reuses their
+revisions for other changes, and its members can diverge. So the keys and their revisions are read as of the
 revision where the watch continues, and must be equal to the mirror's.
 
-A difference ends the process. To load the keys again would not be enough: keys that are not mirrored, such as in-sync
+A difference ends the process. Loading the keys again would not be enough: keys that are not mirrored, such as in-sync
 records, may be lost as well, and a process that relies on having written them would acknowledge appends that the
 records do not protect. A process that starts again reads all of them, and writes the missing ones.
 """
@@ -28,7 +28,7 @@ _log = structlog.get_logger(__name__)
 
 
 class MirrorCheck:
-    """Compares the latest state that was handed over. While it reads, a later one replaces those that wait."""
+    """Compares the latest state given to `demand`. A later state replaces a pending one."""
 
     def __init__(self, coordinator: Coordinator, prefix: str, clock: Clock) -> None:
         self._coordinator = coordinator
@@ -38,7 +38,7 @@ class MirrorCheck:
         self._wanted = asyncio.Event()
 
     def demand(self, entries: Entries, revision: int) -> None:
-        """Have `entries` compared, which are the mirror's as of `revision`."""
+        """Request a comparison of `entries`, the mirror's as of `revision`."""
         self._next = entries, revision
         self._wanted.set()
 
@@ -54,7 +54,7 @@ class MirrorCheck:
                     self._compare(entries, snapshot)
 
     async def _read(self, revision: int) -> Snapshot | None:
-        """Read all keys as of a revision. None if a later state waits, or if the revision has just been compacted."""
+        """Read all keys as of a revision. None if a later state is pending, or the revision has been compacted."""
         while not self._wanted.is_set():
             try:
                 return await self._coordinator.range(self._prefix, revision=revision, keys_only=True)
@@ -70,7 +70,7 @@ class MirrorCheck:
 
 
 def require_equal(prefix: str, revision: int, differing: Mapping[str, tuple[int, int]]) -> None:
-    """Raise CoordinationError if keys differ between the mirror and etcd. `differing` is as from `differences`."""
+    """Raise CoordinationError if keys differ between the mirror and etcd. `differing` is a result of `differences`."""
     if not differing:
         return
     shown = [f"{key} ({_shown(ours)} here, {_shown(theirs)} in etcd)" for key, (ours, theirs) in differing.items()]

@@ -1,11 +1,11 @@
-"""The planner's choice of members for every item, given its present members. Pure.
+"""The planner's choice of members for every item, given its current members. Pure.
 
-`choose_placement` first makes the obvious choices, each in a few steps: keep present replicas, add a second zone to
-items that live in one, relieve members above their share, and give every item the replicas that it lacks. The result is
-almost always a placement of least cost, which a bound shows immediately. If it is not, for example because limits leave
-little room, the flow network (`coranto.coordination.flow_network`) improves it until no better one exists.
+`choose_placement` first makes greedy choices: keep current replicas, add a second zone to items that live in one,
+relieve members above their share, and give every item the replicas that it lacks. The result is almost always optimal,
+which a bound of the cost shows immediately. If it is not, for example because limits leave little room, the flow
+network (`coranto.coordination.flow_network`) improves it until it is optimal.
 
-Among placements of equal cost the obvious choices prefer an even spread over zones, then the members with the lowest
+Among placements of equal cost the greedy choices prefer an even spread over zones, then the members with the lowest
 load in proportion to their share.
 """
 
@@ -35,7 +35,7 @@ class Placement:
 def choose_placement(
     items: Sequence[PlanItem], members: Sequence[PlanMember], held: Sequence[Sequence[int]]
 ) -> Placement:
-    """Choose the placement of least cost (`coranto.coordination.flow_network.Cost`).
+    """Choose a placement of minimum cost (`coranto.coordination.flow_network.Cost`).
 
     `items` and `members` must be in the order of their ids, so that equal input gives equal output. `held[i]` are the
     numbers of the members that hold item `i`, without repetition, the most preferred ones first.
@@ -82,8 +82,8 @@ class _FreeMembers:
     def least_loaded(self, zone: int, item: int, placed: Sequence[int]) -> tuple[float, int] | None:
         """Return (load, number) of the least loaded member of a zone that the item is not placed on, or None.
 
-        Among members of equal load, the choice varies with the item. If it were always the first, the same few members
-        would share all their items, and these few would have to bear the load of one that is lost.
+        Among members of equal load, the choice varies with the item. Otherwise the same few members would share all
+        their items, and would have to take over the whole load of a lost member.
         """
         ranking = self.zones[zone]
         if not ranking:
@@ -102,7 +102,7 @@ class _FreeMembers:
 
 
 class _Chooser:
-    """The obvious choices. `reluctant` members are chosen last."""
+    """The greedy choices. `reluctant` members are chosen last."""
 
     def __init__(self, network: FlowNetwork, reluctant: Sequence[bool]) -> None:
         self.network = network
@@ -136,7 +136,7 @@ class _Chooser:
         return self.network.counts[member] - self.network.shares[member]
 
     def _target(self, free: _FreeMembers, item: int, leaving: int | None, *, anywhere: bool) -> tuple[int, int] | None:
-        """Return the best member with room for the item, and how many other replicas of the item its zone holds.
+        """Return the best member with capacity for the item, and the number of the item's other replicas in its zone.
 
         `leaving` is the member that the item would leave, if any. A member that brings all replicas into one zone is
         considered only with `anywhere`.
@@ -156,7 +156,7 @@ class _Chooser:
         return None if best is None else (best[2], best[0])
 
     def _keep(self) -> None:
-        """Keep present replicas. Drop those beyond the replication: first on the members most above their share.
+        """Keep current replicas. Drop replicas beyond the replication, first on the members most above their share.
 
         Two zones remain if possible.
         """
@@ -199,7 +199,7 @@ class _Chooser:
                 self._take(item, member)
 
     def _spread(self) -> None:
-        """Move one replica of items that live in a single zone to another zone, if that has room."""
+        """Move one replica of items that live in a single zone to another zone, if it has capacity."""
         network = self.network
         for item, placed in enumerate(network.placed):
             if not network.single_zoned(item):
@@ -215,7 +215,7 @@ class _Chooser:
     def _relieve(self) -> None:
         """Move items from members above their share to members below it.
 
-        Items that become more evenly spread over zones move first. No item from several zones is brought into one.
+        Items that become more evenly spread over zones move first. No item in several zones is moved into one.
         """
         network = self.network
         over = [member for member in range(len(network.limits)) if self._excess(member) > 0]
@@ -239,7 +239,7 @@ class _Chooser:
                         self._give(item, found[0])
 
     def _fill(self, free: _FreeMembers, anywhere: bool) -> None:
-        """Give items the replicas that they lack, where there is room: one to each first, then a second, and so on."""
+        """Place missing replicas where there is capacity: first one of each item, then a second, and so on."""
         network = self.network
         short = [i for i, placed in enumerate(network.placed) if len(placed) < network.replication[i]]
         wanted = 0

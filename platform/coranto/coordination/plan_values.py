@@ -9,7 +9,7 @@ from coranto.coordination.layout import MemberId
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
-    """An item to place. `replication` is the number of members that are to hold it."""
+    """An item to place. `replication` is the wanted number of members with it."""
 
     id: str
     replication: int
@@ -75,7 +75,7 @@ class ItemChanges:
 
 @dataclass(frozen=True, slots=True)
 class AllocationPlan:
-    """The changes to make, by item, and the number of replicas that lack of members or capacity leaves unplaced."""
+    """The changes to make, by item, and the number of replicas without a place, for lack of members or capacity."""
 
     items: tuple[ItemChanges, ...]
     unplaced: int = 0

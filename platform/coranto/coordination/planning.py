@@ -9,7 +9,7 @@ as assignments become consistent, until nothing is left to change. Planning has 
 2. each item is on as many distinct members as its replication asks for, as far as limits allow;
 3. each replicated item has two zones or more, if there are two;
 4. no member is above its fair share, in proportion to its limit;
-5. present assignments stay where they are;
+5. current assignments stay where they are;
 6. new replicas spread evenly over zones, and then over members.
 
 `coranto.coordination.convergence` returns the steps towards that placement that are safe now.
@@ -57,8 +57,8 @@ _by_id = attrgetter("id")
 class Planner:
     """Plans repeatedly for one cluster, and chooses a new placement only when its items or members changed.
 
-    Until then it works towards the last placement, whatever happens to assignments. Its memory only saves work: a
-    planner that starts without it, as with a new leader, gives the same guarantees.
+    Until then it works towards the last placement, whatever happens to assignments. Its state only saves work: a
+    new planner, such as the one of a new leader, gives the same guarantees.
     """
 
     def __init__(self) -> None:
@@ -103,8 +103,8 @@ def _slot_order(assignment: PlanAssignment) -> tuple[int, str, str]:
 def can_drain(items: Iterable[PlanItem], members: Iterable[PlanMember], leaving: MemberId) -> bool:
     """Return True if `leaving`, when it exits, can hand over all its assignments.
 
-    That is so if the others can take them, no other exiting member takes that capacity first, and a member stays. If
-    this is False, an exiting member waits for its assignments without effect.
+    That requires that the others have capacity, that no other exiting member takes it first, and that a member stays.
+    Otherwise, waiting before the exit has no effect.
     """
     found = [replace(member, exiting=True) if member.id == leaving else member for member in members]
     limits = effective_limits(list(items), found)
