@@ -1,7 +1,7 @@
-"""Destinations of dlt. There is one, `coranto`: tables become journals, and each file of a load is published once.
+"""The dlt destination `coranto`: tables become journals, and each file of a load is published once.
 
 dlt looks for a destination `coranto` in a package of this name, because the distribution has an entry point in the
-group `dlt`. That imports no more than this file, and nothing of dlt.
+group `dlt`. The entry point imports only this file, and nothing of dlt.
 """
 
 from __future__ import annotations

@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from coranto.destinations.factory import CorantoClientConfiguration
 
 PUBLISHED: Final = "_dlt_published"
-"""The folder of ledgers. No table has its name, since dlt's own ones are known."""
+"""The folder of ledgers. No table has this name: dlt's own tables have other ones."""
 _CHECK_SECONDS: Final = 10.0
-"""The longest time for a broker to learn of a journal."""
+"""The timeout for brokers to learn of a new journal."""
 _LOAD_ID: Final = "_dlt_load_id"
 _KEYS: Final = ("_dlt_root_id", "_dlt_parent_id", "_dlt_id")
-"""The columns that choose the journal of rows without a primary key: nested rows go where their root's do."""
+"""The columns that choose the journal of rows without a primary key: nested rows are in the journal of their root."""
 _ADVICE: Final = "journals keep their messages. Load into another dataset, or delete the journals (`coranto journals`)"
 
 
@@ -62,8 +62,8 @@ class CorantoJob(RunnableLoadJob):
     """The publication of one load file."""
 
     def run(self) -> None:
-        """Publish the file, unless it is published. Raises DestinationTerminalException for rows that do not fit."""
-        client = self._job_client  # The one that dlt has opened for this job. Another one has made it.
+        """Publish the file, unless it was published. Raises DestinationTerminalException for rows that do not fit."""
+        client = self._job_client  # The client that dlt has opened for this job, which another one created.
         assert isinstance(client, CorantoClient)
         try:
             client.publish_file(self._load_table, Path(self._file_path), self.job_file_info().file_id, self._load_id)
@@ -72,7 +72,7 @@ class CorantoJob(RunnableLoadJob):
 
 
 class CorantoClient(JobClientBase, WithStateSync):
-    """A client of dlt's loader for one schema. It is used in `with`, and by one thread at a time."""
+    """A client of dlt's loader for one schema. Use it as a context manager, from one thread at a time."""
 
     config: CorantoClientConfiguration
 
@@ -119,7 +119,10 @@ class CorantoClient(JobClientBase, WithStateSync):
     def verify_schema(
         self, only_tables: Iterable[str] | None = None, new_jobs: Iterable[Any] | None = None
     ) -> list[PreparedTableSchema]:
-        """Check the tables of a load. Raises DestinationTerminalException for one that is to be replaced."""
+        """Check the tables of a load.
+
+        Raises DestinationTerminalException for write_disposition `replace`, unless the setting `replace` is `append`.
+        """
         tables = super().verify_schema(only_tables, new_jobs)
         for error in verify_schema_merge_disposition(self.schema, tables, self.capabilities, warnings=True):
             raise error
@@ -186,7 +189,7 @@ class CorantoClient(JobClientBase, WithStateSync):
         self._record(self.schema.loads_table_name, load_id, load)
 
     def publish_file(self, table: PreparedTableSchema, path: Path, file_id: str, load_id: str) -> None:
-        """Publish the rows of a load file, unless it is published. Raises InvalidInput, and errors of appends."""
+        """Publish the rows of a load file, unless it was published. Raises InvalidInput, and errors of appends."""
         columns = self._columns(table)
         primary = [name for name, column in columns.items() if column.get("primary_key")]
         keys = primary or [name for name in map(self.schema.naming.normalize_identifier, _KEYS) if name in columns][:1]
@@ -292,7 +295,7 @@ class CorantoClient(JobClientBase, WithStateSync):
         return f"{self._root}.{table}"
 
     def _journals(self, table: str) -> Sequence[str]:
-        """Return the journals of a table. Their number stays, so that each key stays in one of them."""
+        """Return the journals of a table. Their number never changes, so each key stays in one of them."""
         listing = self._client.list(label_selector(include=[("name:prefix", self._folder(table))]))
         return sorted(info.spec.name for info in listing.journals)
 
@@ -303,7 +306,7 @@ class CorantoClient(JobClientBase, WithStateSync):
         return journals[0]
 
     def _create(self, table: str) -> Sequence[str]:
-        """Return the journals of a table. They are created if there are none."""
+        """Return the journals of a table. Create them if there are none."""
         if found := self._journals(table):
             return found
         count = 1 if table in self.schema.dlt_table_names() else self.config.journals
@@ -316,12 +319,12 @@ class CorantoClient(JobClientBase, WithStateSync):
             spec.CopyFrom(template)
             spec.name, spec.flags = name, pb.JournalSpec.O_RDWR
             specs.append(spec)
-        with contextlib.suppress(EtcdTransactionFailed):  # Another process was faster.
+        with contextlib.suppress(EtcdTransactionFailed):  # Another process created them.
             self._client.apply([pb.ApplyRequest.Change(upsert=spec) for spec in specs])
         return self._created(table)
 
     def _created(self, table: str) -> Sequence[str]:
-        """Return the journals of a table that were created. Brokers that do not know them yet are waited for."""
+        """Return the existing journals of a table. Wait for brokers that do not know them yet."""
         for wait in RetryPolicy(_CHECK_SECONDS).waits():
             if found := self._journals(table):
                 return found

@@ -26,9 +26,9 @@ _KINDS: Final[Mapping[str, PlainKind]] = {
     "date": PlainKind.DATE,
     "time": PlainKind.STRING,
 }
-"""The types of dlt. Bytes are base64. JSON is a text, because it may have any form; numbers of 256 bits are texts."""
+"""The kinds for dlt's types. Binary is base64. JSON is text, because it may have any form; so are 256-bit numbers."""
 DEFAULT_DECIMAL: Final = (38, 9)
-"""dlt's own digits of decimals without hints."""
+"""dlt's precision and scale of decimals without hints."""
 _GZIP: Final = b"\x1f\x8b"
 
 
@@ -82,7 +82,7 @@ def rows_of(path: Path, columns: Mapping[str, Mapping[str, Any]]) -> Iterator[di
 
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield rows of Parquet. dlt has made texts of JSON there; lists and structs of Arrow tables become some."""
+    """Yield rows of Parquet. dlt stores JSON as text there; lists and structs of Arrow tables become JSON text, too."""
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:

@@ -20,10 +20,10 @@ DEFAULT_REGISTRY: Final = "types/registry"
 
 @configspec
 class CorantoClientConfiguration(DestinationClientDwhConfiguration):
-    """The settings below `destination.coranto` in dlt's configuration. docs/dlt.md has their meaning."""
+    """The settings below `destination.coranto` in dlt's configuration. See docs/dlt.md."""
 
     destination_type: Final[str] = dataclasses.field(default="coranto", init=False, repr=False, compare=False)
-    # dlt reads these annotations, and knows Optional, but not `str | None`.
+    # dlt reads these annotations, and supports Optional, but not `str | None`.
     endpoint: Optional[str] = None  # noqa: UP045
     prefix: Optional[str] = None  # noqa: UP045
     journals: int = 1
@@ -40,7 +40,7 @@ class CorantoClientConfiguration(DestinationClientDwhConfiguration):
             raise InvalidInput(f"{self.journals} is not a number of journals for each table; give 1 to 120")
 
     def client_config(self) -> ClientConfig:
-        """Return the configuration of clients. Raises ClusterError if the cluster is to be found, and does not run."""
+        """Return the configuration of clients. Raises ClusterError without an endpoint and a local cluster."""
         return reach(self.endpoint or "")
 
     def root_of(self, dataset: str) -> str:
@@ -52,7 +52,7 @@ class CorantoClientConfiguration(DestinationClientDwhConfiguration):
 
 
 class coranto(Destination[CorantoClientConfiguration, CorantoClient]):
-    """A factory of the destination, by the conventions of dlt. Arguments replace settings of the configuration."""
+    """The factory of the destination, as dlt expects it. Arguments replace settings of the configuration."""
 
     spec = CorantoClientConfiguration
     client_class = CorantoClient
@@ -97,6 +97,6 @@ class coranto(Destination[CorantoClientConfiguration, CorantoClient]):
         caps.max_identifier_length = caps.max_column_identifier_length = _MAX_NAME
         caps.supports_transactions = caps.supports_ddl_transactions = False
         caps.supported_replace_strategies = ["truncate-and-insert"]
-        # Two files of a table, one after the other: rows of a key keep the order of the load's files.
+        # The files of a table are loaded sequentially, so rows of a key keep the order of the load's files.
         caps.loader_parallelism_strategy = "table-sequential"
         return caps

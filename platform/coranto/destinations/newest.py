@@ -16,11 +16,11 @@ _GROWTH: Final = 4
 def newest(client: SyncJournalClient, journal: str, fits: Callable[[Any], bool]) -> Any | None:
     """Return the last committed message that fits, or None. Raises JournalNotFound and errors of reads.
 
-    The last MiB is read first, then four times as much, until there is one.
+    The last MiB is read first, then four times as much, until a message fits.
     """
     head, size = client.head(journal), _FIRST_BYTES
     while True:
-        begin = _line_behind(client, journal, head - size, head)
+        begin = _line_after(client, journal, head - size, head)
         found = [each.message for each in committed_messages(client, journal, JsonLines(), begin=begin, end=head)]
         for message in reversed(found):
             if fits(message):
@@ -30,8 +30,8 @@ def newest(client: SyncJournalClient, journal: str, fits: Callable[[Any], bool])
         size *= _GROWTH
 
 
-def _line_behind(client: SyncJournalClient, journal: str, offset: int, head: int) -> int:
-    """Return where the first line behind an offset begins; 0 if the offset is not above 0."""
+def _line_after(client: SyncJournalClient, journal: str, offset: int, head: int) -> int:
+    """Return the offset of the first line that begins after `offset`; 0 if `offset` is not above 0."""
     if offset <= 0:
         return 0
     for chunk in client.read(journal, offset, end_offset=head):

@@ -1,4 +1,4 @@
-"""Forks of journals: journals that share the stored fragments of another one up to an offset, and diverge there."""
+"""Forks of journals: journals that share the stored fragments of another journal up to an offset, and diverge there."""
 
 from __future__ import annotations
 

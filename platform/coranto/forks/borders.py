@@ -20,8 +20,8 @@ async def require_border(
 ) -> None:
     """Raise InvalidInput if a message of the journal continues at `offset`, by the journal's content type.
 
-    `fragments` are the journal's, and `begin` is its first offset that counts. Each fragment begins and ends between
-    messages, because appends do. Content of an unknown type has no messages.
+    `fragments` are the journal's, and `begin` is the first offset of the fork. Each fragment begins and ends between
+    messages, because appends do. Content of an unknown type is not checked.
     """
     if offset == begin or any(offset in (each.begin, each.end) for each in fragments):
         return

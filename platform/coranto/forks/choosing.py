@@ -1,12 +1,12 @@
 """The choice of a fork's shared fragments, and its spec. Pure.
 
-A fork shares no fragment that may already be under removal, by a plan made before the source held it. Plans consist
-of fragments that are older than the source's retention. So a fork shares only those that are younger, by a
-*margin* that covers the time for every planner to learn of the hold, and the difference of clocks. Older ones that
-another fork holds are in no plan, but the fork's inherited retention would leave them out.
+A fork shares no fragment whose removal may have been planned before the source held it. Plans contain only fragments
+that are older than the source's retention. So a fork shares only fragments that are younger, by a *margin* that covers
+the time for every planner to learn of the hold, and clock differences. Older fragments that another fork holds are in
+no plan, but the fork's inherited retention would omit them.
 
-The shared content has only the gaps of its source. Fragments are stored in any order, so one that is not stored yet
-may lie between others. The fork shares the fragments below it, and the rest is copied.
+The shared content has no gaps that its source does not have. Fragments are stored in any order, so an unstored fragment
+may lie between stored ones. The fork shares the fragments below it, and the rest is copied.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class SharedSpan:
 
 
 def margin_seconds(spec: pb.JournalSpec) -> float:
-    """Return how much younger than the retention of a journal its fragments must be to be shared."""
+    """Return the margin: shared fragments must be younger than the journal's retention by this time."""
     return min(MAX_MARGIN_SECONDS, duration_seconds(spec.fragment.retention) / 4)
 
 
 def is_safe(spec: pb.JournalSpec, fragment: Fragment, now: float, margin: float) -> bool:
-    """Return True if no plan of a journal's retention can have a fragment, `margin` seconds around `now`."""
+    """Return True if no removal plan of a journal can contain a fragment, within `margin` seconds of `now`."""
     held = fragment.journal != spec.name or fragment.end > held_from(spec)
     return held or _is_young(spec, fragment, now, margin)
 
@@ -56,10 +56,10 @@ def _is_young(spec: pb.JournalSpec, fragment: Fragment, now: float, margin: floa
 
 
 def choose(source: pb.JournalSpec, fragments: Iterable[Fragment], offset: int, head: int, now: float) -> SharedSpan:
-    """Choose the fragments that a fork at `offset` shares of its source's `fragments`, at wall time `now` in seconds.
+    """Choose the `fragments` of the source that a fork at `offset` shares, at wall time `now` in seconds.
 
-    The fork may begin later than the source, where the source's retention is about to remove the beginning. It shares
-    nothing behind the first unstored content. Raises ContentGone if retention has removed all content below
+    The fork may begin later than the source, if the source's retention is about to remove the beginning. It shares
+    nothing after the first unstored content. Raises ContentGone if retention has removed all content below
     `offset`.
     """
     known = CoverSet(fragments)
@@ -73,19 +73,19 @@ def choose(source: pb.JournalSpec, fragments: Iterable[Fragment], offset: int, h
             break
         begin = fragment.begin
     if begin == end and len(stored):
-        begin = end = stored[len(stored) - 1].begin  # It stays only until there is more. So it is copied.
+        begin = end = stored[len(stored) - 1].begin  # Retention keeps it only while it is the last. So it is copied.
     return SharedSpan(begin, end)
 
 
 def _shareable(known: CoverSet[Fragment], offset: int) -> CoverSet[Fragment]:
-    """Return the stored fragments that are wholly below `offset`, and below all content that is not stored so."""
+    """Return the stored fragments that end at or below `offset`, and below the first content that they do not cover."""
     stored = CoverSet(each for each in known if each.backing_store and each.end <= offset)
     limit = min((_uncovered(stored, each.begin, min(each.end, offset)) for each in known), default=offset)
     return CoverSet(each for each in stored if each.end <= limit)
 
 
 def missing(fragments: Iterable[Fragment], listed: Iterable[Fragment], shared: SharedSpan) -> int | None:
-    """Return the first offset of a shared span that a source's `fragments` have, and a fork's `listed` ones do not.
+    """Return the first offset of a shared span that the source's `fragments` cover, but the fork's `listed` do not.
 
     Return None if there is none.
     """
@@ -98,7 +98,7 @@ def missing(fragments: Iterable[Fragment], listed: Iterable[Fragment], shared: S
 
 
 def _uncovered(covers: CoverSet[Fragment], begin: int, end: int) -> int:
-    """Return the first offset of [begin, end) that nothing covers; MAX_OFFSET if all are covered."""
+    """Return the first uncovered offset of [begin, end); MAX_OFFSET if all are covered."""
     while begin < end:
         index, found = covers.query(begin)
         if not found:
@@ -108,15 +108,15 @@ def _uncovered(covers: CoverSet[Fragment], begin: int, end: int) -> int:
 
 
 def fork_at(source: pb.JournalSpec, name: str, offset: int, shared: SharedSpan) -> Fork:
-    """Return the fork of a source that is to be made."""
+    """Return the fork to create, which is forming."""
     shares = shares_of(source, shared.begin, shared.end)
     return Fork(source.name, name, offset, shared.end, shared.begin, shares, forming=True)
 
 
 def new_spec(source: pb.JournalSpec, fork: Fork, *, same_labels: bool = False) -> pb.JournalSpec:
-    """Return the spec of a fork. It is the source's, but of its labels a fork has only those that say what content is.
+    """Return the spec of a fork: the source's, with only the labels that describe content or demand durability.
 
-    With its other labels, selectors that find the source would find the fork, too. With `same_labels` it has all,
+    With other labels, selectors that match the source would match the fork, too. With `same_labels` it has all labels,
     except those that make the source a part of a stream, a ledger or a registry.
     """
     spec = pb.JournalSpec()
@@ -161,7 +161,7 @@ def without_hold(source: pb.JournalSpec, name: str) -> pb.JournalSpec:
 
 
 def complete(spec: pb.JournalSpec, extra: pb.LabelSet | None) -> pb.JournalSpec:
-    """Return the spec of a fork that has all of its first content, with `extra` labels in place of its own."""
+    """Return the spec of a fork that has all of its first content. `extra` labels replace its own of the same names."""
     done = pb.JournalSpec()
     done.CopyFrom(spec)
     found = labels.without(spec.labels, labels.FORK_STATE)

@@ -1,4 +1,4 @@
-"""Making forks of journals.
+"""Creation of forks of journals.
 
 1. One change of etcd creates all forks, and gives their sources the holds that keep shared content. Until a
    fork is complete it is labelled as forming.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from coranto.client import JournalClient
 
 FORK_BATCH: Final = 40
-"""The most journals that are forked in one change of etcd, which has room for 128 operations."""
+"""The maximum number of journals that are forked in one transaction of etcd, which may have 128 operations."""
 _ATTEMPTS: Final = 8
 _RECHECK_SECONDS: Final = 0.2
 
@@ -50,7 +50,7 @@ async def fork_journal(
     clock: Clock | None = None,
     progress: ProgressReport | None = None,
 ) -> Fork:
-    """Make the journal `name`, which has the bytes of `source` up to the offset `at` and diverges there.
+    """Create the journal `name`, which has the bytes of `source` up to the offset `at` and diverges there.
 
     By default it diverges at the source's head. Stored fragments are shared: only content outside whole stored
     fragments below `at` is copied. The source keeps them until the fork is dropped. The fork gets the source's labels
@@ -84,14 +84,14 @@ async def fork_journals(
     clock: Clock | None = None,
     progress: ProgressReport | None = None,
 ) -> tuple[Fork, ...]:
-    """Make forks of several journals: `offsets` has the name and the offset of the fork of each source.
+    """Create forks of several journals: `offsets` has the name and the offset of the fork of each source.
 
-    Forks of up to 40 journals become complete together, or none does. `labels` are by the names of forks. Otherwise
-    see `fork_journal`.
+    Forks of up to 40 journals become complete together, or none does. `labels` are by the names of forks. See
+    `fork_journal` for everything else.
     """
     await client.require_same({source: at or 0 for source, (_, at) in offsets.items()})
     times: Clock = clock or SystemClock()
-    # Forks have ids of their own: from here on, the offsets are plain numbers, which hold for them, too.
+    # Forks have other ids, so offsets have no ids from here on.
     wanted = [(source, (name, at if at is None else int(at))) for source, (name, at) in offsets.items()]
     made: list[Fork] = []
     for start in range(0, len(wanted), FORK_BATCH):
@@ -134,7 +134,7 @@ class _Batch:
         return [done[name] for name, _ in self._offsets.values()]
 
     async def _begin(self) -> tuple[list[Making], dict[str, Fork]]:
-        """Create the forks that do not exist. Returns those to be completed, and those that are."""
+        """Create the forks that do not exist. Return the forks to complete, and the complete ones."""
         for attempt in range(_ATTEMPTS):
             making, done = await self._check_forks()
             try:
@@ -148,7 +148,7 @@ class _Batch:
         raise AssertionError("the last attempt returns or raises")
 
     async def _check_forks(self) -> tuple[list[Making], dict[str, Fork]]:
-        """Return the forks that are to be made, and those that are complete."""
+        """Return the forks to create or complete, and the complete ones."""
         infos = await self._list()
         making: list[Making] = []
         done: dict[str, Fork] = {}
@@ -171,7 +171,7 @@ class _Batch:
 
     @staticmethod
     def _present(info: JournalInfo | None, source: str, name: str, at: int | None) -> Fork | None:
-        """Return the fork if it is there already. Raises InvalidInput if that is another journal."""
+        """Return the fork if it exists. Raises InvalidInput if another journal has its name."""
         if info is None:
             return None
         fork = fork_of(info.spec)
@@ -218,7 +218,7 @@ class _Batch:
         return Making(source, fork, new_spec(spec, fork, same_labels=self._same_labels), source.mod_revision, kept)
 
     async def _head(self, source: JournalInfo) -> int:
-        """Return the end of all committed content. A broker's head may count an append that comes to nothing."""
+        """Return the end of all committed content. A broker's head may include an append that never commits."""
         try:
             return (await self._client.append(source.name, b"", suspend=Suspend.NO_RESUME)).end
         except JournalSuspended:
@@ -247,7 +247,7 @@ class _Batch:
     # -- 2. The holds --------------------------------------------------------------------------------------------------
 
     async def _protect(self, making: Sequence[Making]) -> None:
-        """Return once no removal of shared content is under way. If some is gone, drop the forks and raise
+        """Wait until no removal of shared content is in progress. If content is gone, drop the forks and raise
         Unavailable."""
         try:
             await Protection(self._client, self._clock).wait(making)

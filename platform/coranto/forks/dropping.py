@@ -22,14 +22,14 @@ async def drop_fork(client: JournalClient, name: str) -> None:
     """Delete a fork, and let its source's retention remove content that only the fork kept.
 
     Files of the fork's own fragments stay in their stores, as for any deleted journal. If the fork is already gone
-    and a journal still keeps content for it, that ends. Raises JournalNotFound if there is neither, and
+    and a journal still keeps content for it, only that hold is removed. Raises JournalNotFound if there is neither, and
     InvalidInput for a journal that is not a fork or that has forks of its own.
     """
     await drop_forks(client, [name])
 
 
 async def drop_forks(client: JournalClient, names: Sequence[str]) -> None:
-    """Delete several forks as `drop_fork` does, in one change: forks of each other, too. At most 60 fit together."""
+    """Delete several forks as `drop_fork` does, in one change, including forks of each other. At most 60 fit."""
     for attempt in range(_ATTEMPTS):
         changes = _changes(await _concerned(client, names), names)
         try:
@@ -42,13 +42,13 @@ async def drop_forks(client: JournalClient, names: Sequence[str]) -> None:
 
 
 async def drops_of(client: JournalClient, names: Sequence[str]) -> dict[str, list[pb.ApplyRequest.Change]]:
-    """Return the changes that drop each of these forks; one fork's changes belong into one Apply."""
+    """Return the changes that drop each of these forks; one fork's changes must be in one Apply."""
     infos = await _concerned(client, names)
     return {name: _changes(infos, [name]) for name in names}
 
 
 async def _concerned(client: JournalClient, names: Sequence[str]) -> dict[str, JournalInfo]:
-    """Return these journals, and all that keep content for a fork."""
+    """Return these journals, and all journals that keep content for any fork."""
     named = await client.list(labels.label_selector(include=[(labels.NAME, name) for name in names]))
     holding = await client.list(labels.label_selector(include={labels.FORK_HOLD: ""}))
     return {info.name: info for info in (*holding.journals, *named.journals)}
@@ -80,6 +80,6 @@ def _holds(info: JournalInfo, name: str) -> bool:
 
 
 async def forks_of(client: JournalClient, source: str) -> tuple[Fork, ...]:
-    """Return the forks of a journal, in the order of their names. Raises InvalidInput for labels that no fork has."""
+    """Return the forks of a journal, in the order of their names. Raises InvalidInput for invalid labels of forks."""
     listing = await client.list(labels.label_selector(include={labels.FORK_OF: source}))
     return tuple(fork for info in listing.journals if (fork := fork_of(info.spec)) is not None)

@@ -1,4 +1,4 @@
-"""The first content of a fork that it cannot share: appended from its source, and compared with it."""
+"""The first content of a fork that is not shared: appended from its source, and compared with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIMEOUT_SECONDS: Final = 60.0
 _RECHECK_SECONDS: Final = 0.2
 _PIECE_BYTES: Final = 1 << 20
 _IN_MEMORY_BYTES: Final = 16 << 20
-"""The most content of one append that is kept in memory."""
+"""The maximum content of one append in memory; more is in a temporary file."""
 
 
 class FirstContent:
@@ -37,7 +37,7 @@ class FirstContent:
         self._total = 0
 
     async def fill(self, fork: Fork) -> None:
-        """Append the unshared content of a fork, from the end of an earlier call's."""
+        """Append the unshared content of a fork. Continue at the end of an interrupted call's content."""
         at = await self._come_to(fork)
         if self._progress is not None:
             self._total += fork.offset - at
@@ -51,7 +51,7 @@ class FirstContent:
             try:
                 await self._append(fork, at, end)
             except WrongAppendOffset:
-                end = await self._come_to(fork)  # Another call makes this fork, too.
+                end = await self._come_to(fork)  # Another call creates the same fork.
                 if end == at:
                     raise
             if self._progress is not None:
@@ -67,14 +67,13 @@ class FirstContent:
     async def _append(self, fork: Fork, begin: int, end: int) -> None:
         """Append the source's content [begin, end) in one append.
 
-        Each of its borders is between two of the source's appends. So the fork's fragments, too, begin and end between
-        messages, wherever brokers end one.
+        Both ends are between two of the source's appends. So the fork's fragments begin and end between messages, too.
         """
         with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as piece:
             async with contextlib.aclosing(self._read(fork.source, begin, end)) as chunks:
                 async for chunk in chunks:
                     piece.write(chunk.content)
-            # The offset makes it safe to repeat, and safe next to another call that makes this fork.
+            # The offset makes repeated and concurrent appends of the same content safe.
             await self._append_file(fork.name, piece, begin)
 
     async def _append_file(self, journal: str, content: IO[bytes], offset: int) -> AppendResult:
@@ -82,13 +81,13 @@ class FirstContent:
         while True:
             try:
                 return await self._client.append(journal, _pieces(content), offset=offset, at_start=not offset)
-            except TRANSIENT:  # It has applied nothing.
+            except TRANSIENT:  # Nothing was applied.
                 if self._clock.monotonic() >= retry_until:
                     raise
             await self._clock.sleep(_RECHECK_SECONDS)
 
     async def _read(self, journal: str, begin: int, end: int) -> AsyncGenerator[Chunk]:
-        """Yield committed content [begin, end). A broker that is behind may not have all of it yet."""
+        """Yield committed content [begin, end). Wait for a lagging broker that does not have all of it yet."""
         at, until = begin, self._clock.monotonic() + _TIMEOUT_SECONDS
         while at < end:
             try:
@@ -127,7 +126,7 @@ class FirstContent:
 async def end_of(client: JournalClient, clock: Clock, fork: Fork) -> int:
     """Return the end of all committed content of a fork.
 
-    Raises CorruptData if stores have content of it that no broker knows for a while: an earlier journal's.
+    Raises CorruptData if stores have content that no broker knows for a minute: it is an earlier journal's.
     """
     until = clock.monotonic() + _TIMEOUT_SECONDS
     while True:

@@ -1,8 +1,8 @@
-"""The wait until no removal of new forks' shared content is under way.
+"""Protection of new forks: wait until no removal of their shared content is in progress.
 
-The primaries of the sources must know the holds: from then on they begin no removal of shared content. An earlier
-planned removal has none of it, because a fork shares only young content (`coranto.forks.choosing`). Only if
-some of it is no longer young by that time, a removal may be under way. The wait outlasts it, and then checks.
+Once the primaries of the sources know the holds, they begin no removal of shared content. Earlier plans of removals
+contain none of it, because a fork shares only young content (`coranto.forks.choosing`). Only if some of it is no longer
+young at that time, a removal may be in progress. Then wait until it must have ended, and check the content.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from coranto.client import JournalClient
 
 REMOVAL_SECONDS: Final = 60.0
-"""Time within which a removal that was under way when its broker learned of a hold has ended."""
+"""The maximum duration of a removal that was in progress when its broker learned of a hold."""
 _KNOWN_SECONDS: Final = 60.0
 _RECHECK_SECONDS: Final = 0.2
 
 
 class ContentRemoved(CorantoError):
-    """Something that a new fork shares is gone."""
+    """Content that a new fork shares is gone."""
 
 
 @dataclass(slots=True)
@@ -51,22 +51,22 @@ class Making:
 
 
 async def latest_time(client: JournalClient, clock: Clock, source: str) -> float:
-    """Return the time by the clock that is ahead: a fragment that seems younger could be removed already."""
+    """Return the later of our and the broker's time. By the earlier one, a fragment could seem younger than it is."""
     heads = await client.heads(label_selector(include={NAME: source}))
     return max(clock.now(), heads.broker_time)
 
 
 class Protection:
-    """Waits for the protection of what forks share."""
+    """Waits until the shared content of forks is protected."""
 
     def __init__(self, client: JournalClient, clock: Clock) -> None:
         self._client = client
         self._clock = clock
 
     async def wait(self, making: Sequence[Making]) -> None:
-        """Return once no removal of shared content is under way.
+        """Wait until no removal of shared content is in progress.
 
-        Raises ContentRemoved if something is gone already, and Unavailable if primaries do not report their state.
+        Raises ContentRemoved if shared content is gone already, and Unavailable if primaries do not report their state.
         """
         sharing = [each for each in making if each.fork.shares]
         if sharing:
@@ -77,7 +77,7 @@ class Protection:
 
     async def _examine(self, making: Making) -> None:
         fork, source = making.fork, making.source.spec
-        await end_of(self._client, self._clock, fork)  # Some broker serves it now, and the client knows which.
+        await end_of(self._client, self._clock, fork)  # Now a broker serves it, and the client knows its route.
         now = await latest_time(self._client, self._clock, source.name)
         listed = [info.fragment for info in await self._client.fragments(fork.name) if info.persisted]
         wanted = making.shared if making.shared is not None else listed
@@ -87,7 +87,7 @@ class Protection:
         covered = CoverSet(listed)
         gone = [each.begin for each in wanted if not covered.covers(each.begin, each.end)]
         gone += [fork.begin] if not covered.covers(fork.begin, fork.begin + 1) else []
-        # An interrupted command does not know its view. The source's content now was there then, if nothing is removed.
+        # A resumed call does not know the original fragments, so compare with the current ones of the source, too.
         of_source = [info.fragment for info in await self._client.fragments(source.name)]
         at = missing(of_source, listed, SharedSpan(fork.begin, fork.shared_end))
         gone += [at] if at is not None else []
@@ -96,7 +96,7 @@ class Protection:
             raise ContentRemoved(f"retention has removed content of {source.name} at {min(gone)} while it was forked")
 
     async def _wait_known(self, revisions: Mapping[str, int]) -> None:
-        """Wait until the primaries of journals know their specs as of these revisions or later, and rules of forks."""
+        """Wait until the primaries of journals know their specs as of these revisions or later, and support forks."""
         selector = label_selector(include=[(NAME, name) for name in revisions])
         until = self._clock.monotonic() + _KNOWN_SECONDS
         while True:
@@ -127,7 +127,7 @@ class Protection:
 
 
 def require_rules(head: JournalHead | None) -> None:
-    """Raise InvalidInput if a primary without the rules of forks has answered. None: no answer."""
+    """Raise InvalidInput if a primary that does not support forks has answered. None: no answer."""
     asked_alone = head is not None and head.status == pb.OK and not head.broker
     if head is not None and not head.keeps_forks and (head.is_primary or head.ask_alone or asked_alone):
         raise InvalidInput(
@@ -138,7 +138,7 @@ def require_rules(head: JournalHead | None) -> None:
 
 
 def _is_protected(head: JournalHead, revision: int) -> bool:
-    """Return True if a primary has told this, by the spec of a revision or a later one.
+    """Return True if the primary reports support of forks, and knows the spec as of `revision` or later.
 
     A journal that is suspended has no primary.
     """
