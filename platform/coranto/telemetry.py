@@ -27,7 +27,7 @@ _PLAIN_SECONDS = 5.0
 _TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
 
 
-_STEERING: Final = re.compile(
+_CONTROL_CHARACTERS: Final = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]"
 )
 
@@ -61,7 +61,7 @@ def configure_logging(level: str = "info", *, json_lines: bool = False, stream: 
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),
-            *([_TRACEBACKS] if json_lines else [_without_steering]),
+            *([_TRACEBACKS] if json_lines else [_without_control_characters]),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
@@ -72,10 +72,10 @@ def configure_logging(level: str = "info", *, json_lines: bool = False, stream: 
 
 def harmless(text: str) -> str:
     """Return text with terminal control characters escaped as in Python, except newlines and tabs."""
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def _without_steering(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _without_control_characters(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """Escape control characters in facts, which may quote hostile text. The JSON renderer escapes them itself."""
     return {key: harmless(value) if isinstance(value, str) else value for key, value in event.items()}
 

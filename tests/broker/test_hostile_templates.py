@@ -162,7 +162,7 @@ REVIEWED: Final = {
     "coranto.fragments.windows": {"_NAME"},
     "coranto.fragments.store_errors": {"_STATUS", "_IN_XML", "_PLAIN_CODE", "_NO_CONNECTION", "_WHY_NO_CONNECTION"},
     "coranto.streams.model.positions": {"_PRODUCER"},
-    "coranto.telemetry": {"_STEERING"},
+    "coranto.telemetry": {"_CONTROL_CHARACTERS"},
     "coranto_broker.http.requests": {"_RANGE", "_INTEGER"},
     "coranto.ingest.files.rows": {"_INTEGER", "_NOT_UTF8"},
     "coranto.ingest.kafka.options": {"_TOPIC"},
