@@ -442,7 +442,7 @@ class RejectedRow(SqlStoreError):
 class CommitOutcomeUnknown(CorantoError):
     """A SQL commit may or may not have been applied, and the store has been unreachable since.
 
-    Start the consumer again. It restores the last committed checkpoint, so nothing is lost or doubled.
+    Start the consumer again. It restores the last committed checkpoint, so nothing is lost or duplicated.
     """
 
     retriable = True
@@ -719,7 +719,7 @@ class StreamSealed(StreamError):
 class StreamTruncated(StreamError):
     """The events that a reader needs next were truncated. Begin after them if you do not need them.
 
-    `segment` still has its events from offset `available` on. None if the offset is unknown or the segment is gone.
+    `segment` still has its events from offset `available` on (None: unknown, or the segment is gone).
     """
 
     permanent = True
@@ -808,10 +808,11 @@ class WriterFenced(WriteError):
 
 
 class WriterExpired(WriteError):
-    """The stream's record of this writer is gone: it was idle for long while other writers wrote, or brokers were lost.
+    """The stream's record of this writer is gone: it was idle while many others wrote, or brokers were lost.
 
     `outcome` states whether the write may be durable. To continue, read the stream to find its last event if that
-    matters, then create a writer with `fresh=True`, which does not check earlier writes.
+    matters, then create a writer with `fresh=True`, which assumes that its earlier
+    writes are settled.
     """
 
     def __init__(self, message: str, outcome: Outcome = Outcome.NOT_APPLIED) -> None:

@@ -216,7 +216,7 @@ def export(service: str, instance: str = "") -> None:
         try:
             provider.add_span_processor(BatchSpanProcessor(found.load()()))
         except Exception as error:
-            raise InvalidInput(f"the exporter {found.name} cannot begin: {error}", field="traces") from error
+            raise InvalidInput(f"the exporter {found.name} cannot start: {error}", field="traces") from error
     trace.set_tracer_provider(provider)
 
 

@@ -182,7 +182,7 @@ def test_only_a_valid_context_of_a_sampled_caller_is_continued(spans: Spans) -> 
         ({"OTEL_TRACES_EXPORTER": "zipkin"}, "the exporter zipkin is not installed"),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "the exporter otlp_proto_grpc is not installed"),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "smoke"}, "the exporter otlp with smoke is not installed"),
-        ({"OTEL_BSP_MAX_QUEUE_SIZE": "-1"}, "the exporter otlp_proto_http cannot begin: max_queue_size must be"),
+        ({"OTEL_BSP_MAX_QUEUE_SIZE": "-1"}, "the exporter otlp_proto_http cannot start: max_queue_size must be"),
     ],
 )
 def test_an_invalid_export_setting_is_explained(
