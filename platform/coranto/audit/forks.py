@@ -24,7 +24,7 @@ def _of_fork(spec: pb.JournalSpec, specs: Mapping[str, pb.JournalSpec]) -> Itera
     try:
         fork = fork_of(spec)
     except InvalidInput as error:
-        text = f"its labels of a fork cannot be read: {error}. Brokers cannot list its fragments. Restore the labels"
+        text = f"its fork labels cannot be read: {error}. Brokers cannot list its fragments. Restore the labels"
         yield Finding(Kind.FORK_UNHELD, Severity.ERROR, Subject.journal(spec.name), text)
         return
     if fork is None:

@@ -38,7 +38,7 @@ def health_of(present: Present) -> Iterator[Finding]:
         yield found(
             Kind.UNANSWERED,
             Severity.ERROR,
-            f"no broker tells its head: {head.problem or pb.Status.Name(head.status)}. Its content was not examined",
+            f"no broker reports its head: {head.problem or pb.Status.Name(head.status)}. Its content was not examined",
             {"status": pb.Status.Name(head.status)},
         )
         return
@@ -52,7 +52,7 @@ def health_of(present: Present) -> Iterator[Finding]:
         yield found(
             Kind.NO_PRIMARY,
             Severity.ERROR,
-            f"its primary does not answer; {head.broker}, a replica, told its head. It takes no appends now",
+            f"its primary does not answer; {head.broker}, a replica, reported its head. It takes no appends now",
         )
     if head.replicas < head.replication:
         yield found(

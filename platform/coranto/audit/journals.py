@@ -268,7 +268,7 @@ class JournalsCheck:
 
 
 def _dated_ahead(records: Mapping[str, JournalRecord], now: float) -> list[Finding]:
-    """Return a finding for each record from the future. Later records replace it: they have higher sequences."""
+    """Return a finding for each record that is dated in the future. Later records have higher sequences."""
     return [
         Finding(
             Kind.MEMORY_DAMAGED,

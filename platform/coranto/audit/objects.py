@@ -114,7 +114,7 @@ def report_misnamed(journal: ComparedJournal) -> None:
     for each in journal.strays:
         is_there = each.content_path not in journal.vanished
         advice = (
-            f"{each.backing_store} has it. If it is none of the journal's, move it out of its folder: nothing is lost"
+            f"{each.backing_store} has it. If it is not the journal's, move it out of its folder: nothing is lost"
             if is_there
             else "It is gone from its store, so brokers forget it when they list the store again"
         )

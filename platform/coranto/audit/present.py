@@ -74,7 +74,7 @@ class Present:
 
 @dataclass(slots=True)
 class Sound:
-    """Stored fragments, and objects whose files are too small or too large for them."""
+    """Stored fragments, and objects whose file lengths do not fit their names."""
 
     stored: list[Fragment] = field(default_factory=list)
     implausible: list[Fragment] = field(default_factory=list)

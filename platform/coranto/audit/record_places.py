@@ -83,7 +83,7 @@ class RecordPlaces:
     def covered(self, others: Iterable[JournalInfo]) -> set[str]:
         """Return the URLs of places that cannot have records of `others`, the journals that are not audited.
 
-        The files do not show that: a record of such a journal may be among the lost ones.
+        The records that were read do not prove that: others may be lost.
         """
         if self._is_single:
             return set() if list(others) else {self._url}

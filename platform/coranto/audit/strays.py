@@ -1,6 +1,6 @@
 """Stray objects: stored fragments far above a journal, which make it refuse appends. Pure.
 
-The cause is a file in the wrong folder, or with a wrong name. Brokers assume that the journal's head is its end, and
+The cause is a file in the wrong folder, or with a wrong name. Brokers use the file's end as the journal's head, and
 refuse appends, because they do not have the content below it. An object is a stray if
 
 * brokers refuse appends for that reason, and have content of their own that is not stored yet,

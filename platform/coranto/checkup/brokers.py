@@ -50,7 +50,7 @@ async def _broker(config: ClientConfig, mine: str) -> list[Examination]:
         return [problem(subject, str(error), advice_for(error))]
     if not heads.broker_version:
         return [
-            warning(subject, "tells no version", "it is one of Gazette's, or an early one of Coranto's: upgrade that")
+            warning(subject, "reports no version", "it is one of Gazette's, or an early one of Coranto's: upgrade that")
         ]
     if heads.broker_version != mine:
         advice = "during an upgrade this is fine: brokers first, then clients; afterwards give all the same version"

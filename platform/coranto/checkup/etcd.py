@@ -89,7 +89,7 @@ def _member(endpoint: str, tls: ClientTls | None) -> list[Examination]:
 
 
 def _health(endpoint: str, tls: ClientTls | None) -> str:
-    """Return the reason why etcd is not healthy; empty if it is healthy. Under an alarm it never is."""
+    """Return the reason why etcd is not healthy; empty if it is. With an active alarm, it is not."""
     try:
         answer = _ask(endpoint, tls, "/health")
     except (OSError, ValueError) as error:  # It answers with the status 503.

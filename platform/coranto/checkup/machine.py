@@ -106,7 +106,7 @@ def java(*, needed: bool) -> Examination:
         return problem("Java", f"{program} does not run: {error}", _INSTALL_JAVA)
     numbers = re.search(r'version "(?:1\.)?(\d{1,9})', output)
     if numbers is None:
-        return problem("Java", f"{program} tells no version", _INSTALL_JAVA)
+        return problem("Java", f"{program} reports no version", _INSTALL_JAVA)
     found = f"Java {numbers[1]} at {program}"
     if int(numbers[1]) >= OLDEST_JAVA:
         return good("Java", found)

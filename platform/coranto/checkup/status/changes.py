@@ -15,7 +15,10 @@ _EXAMPLES: Final = 3
 
 
 def changes_between(before: ClusterSnapshot, now: ClusterSnapshot) -> list[StatusChange]:
-    """Return the differences between two snapshots, the most important first. Two etcds are not compared."""
+    """Return the differences between two snapshots, the most important first.
+
+    If etcd's cluster differs, that is the only difference: revisions of two etcds are not comparable.
+    """
     return [StatusChange(before.at, now.at, text) for text in _texts(before, now)]
 
 

@@ -29,7 +29,7 @@ class StatusContext:
     """Consumers that the user named: a process as host:port, or the URL of a store. Without any, the section
     discovers them in etcd."""
     timeout: float
-    """The timeout of one request, in seconds. A section that takes twice as long is cancelled."""
+    """The timeout for each server and store, in seconds. A section that takes twice as long is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
