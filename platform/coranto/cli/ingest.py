@@ -83,7 +83,7 @@ def status(
     output: Annotated[Output, typer.Option("--output", "-o", help="Output format.")] = Output.TABLE,
     endpoint: Endpoint = None,
 ) -> None:
-    """Show how far an ingest is: the position of each split, and the rows or bytes behind it."""
+    """Show the progress of an ingest: the position of each split, and the remaining rows or bytes."""
     spec = _spec(file)
 
     async def work(client: JournalClient) -> tuple[IngestProgress, dict[str, int] | None, str]:

@@ -14,7 +14,7 @@ GROUP: Final = "coranto.commands"
 _OURS: Final = {
     "broker": ("Run a broker.", Panel.CLUSTER),
     "consumer": ("Run, audit and recover consumers.", Panel.CONSUMERS),
-    "shards": ("Shards of consumers: their specs and how they are doing.", Panel.CONSUMERS),
+    "shards": ("Shards of consumers: their specs and their status.", Panel.CONSUMERS),
     "table": ("Tables without code: messages become rows, each once.", Panel.DATA),
     "demo": ("The main job, end to end, on real flights.", Panel.DEMO),
 }

@@ -48,7 +48,7 @@ def status(
         ),
     ] = [],  # noqa: B006  It is never changed.
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="The longest wait for one thing, in seconds.")
+        float, typer.Option("--timeout", min=0.1, help="Timeout for each server and store, in seconds.")
     ] = 5.0,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between updates of --watch.")] = 5.0,
@@ -59,7 +59,7 @@ def status(
 ) -> None:
     """Show the unhealthy parts of a cluster, consumers that are behind, and changes since the last status.
 
-    Exit code 1 if something is unhealthy; warnings and lag alone give 0. With --watch, the last look decides.
+    Exit code 1 if something is unhealthy; warnings and lag alone give 0. With --watch, the last report decides.
     """
     from coranto.checkup.status.gathering import StatusGatherer
     from coranto.checkup.status.sections import load_sections

@@ -35,7 +35,7 @@ def apply(
     max_txn_size: MaxTxnSize = 0,
     endpoint: Endpoint = None,
 ) -> None:
-    """Create, update and delete journals as a YAML tree says.
+    """Create, update and delete journals to match a YAML tree.
 
     A journal must be at the `revision` that the tree gives: 0 or none creates the journal, -1 accepts any revision. A
     suspended journal stays suspended, and keeps its resume offset, unless the tree gives its `suspend`.

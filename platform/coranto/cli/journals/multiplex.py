@@ -163,7 +163,7 @@ class _Pump:
                 async for chunk in chunks:
                     if chunk.offset > expected:
                         shared.warn(
-                            f"{self._journal} has no content in [{expected}, {chunk.offset}); continuing behind it"
+                            f"{self._journal} has no content in [{expected}, {chunk.offset}); continuing after it"
                         )
                         await self._write(self._rest, expected)
                         self._rest = b""

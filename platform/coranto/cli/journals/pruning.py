@@ -35,7 +35,7 @@ def prune(
     """Remove persisted fragments that were stored longer ago than their journal's retention.
 
     Journals without a retention (0 or less) keep everything, and every journal keeps the fragment of its head.
-    Only the beginning of a journal is removed: no fragment behind a younger one. Of fragments that overlap, brokers
+    Only the beginning of a journal is removed: no fragment after a younger one. Of fragments that overlap, brokers
     list only the largest: prune again later for the others. A journal keeps content shared with its forks, and nothing
     more of it is removed once its retention changes.
     """

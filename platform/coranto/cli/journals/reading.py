@@ -104,7 +104,7 @@ def read(
                 if error.journal not in saved or asked is not None:
                     raise
                 raise error.advised(
-                    f"To read the present journal from its beginning, remove {error.journal} from the file of "
+                    f"To read the current journal from its beginning, remove {error.journal} from the file of "
                     "--offsets. If it has the same content up to there, remove its journal_id alone."
                 ) from error
             finally:

@@ -88,7 +88,7 @@ def store_health(
     ] = "",
     endpoint: Endpoint = None,
 ) -> None:
-    """Have a broker try whether it can use fragment stores: write, read, list, sign, and perhaps remove."""
+    """Have a broker check that it can use fragment stores: write, read, list, sign, and optionally remove."""
 
     async def work(client: JournalClient) -> None:
         unhealthy = []

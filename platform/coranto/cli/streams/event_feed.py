@@ -41,7 +41,7 @@ class EventFeed:
         self._awaited = False
 
     def add(self, key: str, event: Any, sequence: int | None) -> None:
-        """Feed an event. If too many are in flight then, wait. Raises the failure of an earlier event."""
+        """Feed an event, then wait if too many are in flight. Raises the failure of an earlier event."""
         self._check()
         self.given += 1
         self._calls.put(functools.partial(self._write, self.given, key, event, sequence))

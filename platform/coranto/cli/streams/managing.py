@@ -172,7 +172,7 @@ def scale(
 
 
 def seal(name: Name, endpoint: Endpoint = None) -> None:
-    """Seal a stream: it never takes an event again."""
+    """Seal a stream: it accepts no more events."""
     _change(name, endpoint, lambda streams: streams.seal(name))
 
 

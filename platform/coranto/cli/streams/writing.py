@@ -64,10 +64,10 @@ def write(
     ] = False,
     endpoint: Endpoint = None,
 ) -> None:
-    """Write each line as an event: a JSON object or bytes, as the stream's format is. Return when all are durable.
+    """Write each line as an event: a JSON object or bytes, in the stream's format. Return when all are durable.
 
     Events are appended as they arrive, and keep their order by routing key. If the input has an error, or the
-    command is interrupted, the events before that are written, and the command says how many of them are durable.
+    command is interrupted, the events before that are written, and the command reports how many of them are durable.
     """
     if (key is not None) + (key_field is not None) + tabs != 1:
         raise InvalidInput("choose the routing keys: with one of --key, --key-field and --tabs", field="--key")
