@@ -123,7 +123,7 @@ class EmbeddedCluster:
 
     @property
     def info(self) -> ClusterInfo:
-        """The cluster's present addresses, directories and process ids."""
+        """The cluster's current addresses, directories and process ids."""
         if not self._started:
             raise ClusterError("the cluster is not started; call start(), or use it in `with`")
         pids = {"cluster": os.getpid()}
@@ -202,7 +202,7 @@ class EmbeddedCluster:
         self._on_keeper(kill)
 
     def stop_broker(self, index: int = 0) -> None:
-        """Ask a broker to leave, and wait until it has left. It stays stopped until `start_broker`."""
+        """Ask a broker to exit, and wait until it has ended. It stays stopped until `start_broker`."""
         broker = self._broker(index)
 
         def stop() -> None:
@@ -227,7 +227,7 @@ class EmbeddedCluster:
         self._on_keeper(start)
 
     def signal_broker(self, index: int, number: int) -> None:
-        """Send a signal to a broker, for example SIGSTOP and later SIGCONT to make it a zombie."""
+        """Send a signal to a broker, for example SIGSTOP and later SIGCONT to pause it."""
         broker = self._broker(index)
         if broker.process is not None:
             broker.process.signal(number)

@@ -147,7 +147,7 @@ def _item_transaction(
         match change:
             case AddAssignment():
                 assert member is not None  # The plan adds to members of this state only.
-                compares[unmodified(member.kv)] = None  # Its limit, its lease.
+                compares[unmodified(member.kv)] = None  # Its limit and its lease.
                 key = layout.assignment_key(change.item, change.member, change.slot)
                 ops.append(Put(key, b"", lease=member.kv.lease))
             case RemoveAssignment():

@@ -1,4 +1,4 @@
-"""The types of the key space's values.
+"""The decoding of the key space's values.
 
 The mirror and the allocator are generic. `Entities` decodes values for them and returns the properties that planning
 needs. `JournalEntities` is the implementation for brokers: items are journals, members are brokers, and an assignment's
@@ -39,11 +39,11 @@ class Entities(Protocol[ItemT, MemberT, AssignT]):
     def decode_assignment(self, key: AssignmentKey, value: bytes) -> AssignT: ...
 
     def replication(self, item: ItemT) -> int:
-        """Return the wanted number of members with the item."""
+        """Return the number of members that the item should be assigned to."""
         ...
 
     def item_limit(self, member: MemberT) -> int:
-        """Return the maximum number of items of the member."""
+        """Return the maximum number of items that the member may be assigned."""
         ...
 
     def exiting(self, member: MemberT) -> bool:
@@ -53,7 +53,7 @@ class Entities(Protocol[ItemT, MemberT, AssignT]):
     def endpoint(self, member: MemberT) -> str: ...
 
     def consistent(self, assignments: Sequence[tuple[AssignmentKey, AssignT]]) -> Sequence[bool]:
-        """Return True for each consistent assignment, which allows the item to lose another one.
+        """Return a flag for each assignment: True if it is consistent, so that another one may be removed.
 
         `assignments` are *all* assignments of one item, in key order.
         """

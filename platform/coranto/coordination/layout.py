@@ -118,7 +118,7 @@ class Layout:
 
     @property
     def uses(self) -> str:
-        """The common prefix of the keys of brokers' uses."""
+        """The common prefix of the keys that record brokers' uses of the cluster."""
         return f"coranto/broker{self.prefix}{SEPARATOR}"
 
     def use_key(self, member: MemberId) -> str:

@@ -304,8 +304,8 @@ async def open_session(
 ) -> MemberSession:
     """Open a session on the lease of `record` if it is still alive, else on a new lease of `ttl_seconds`.
 
-    The lease's id is recorded before this returns. Raises Unavailable when etcd does not answer. If cancelled, a new
-    lease expires.
+    The lease's id is recorded before this returns. Raises Unavailable when etcd does not answer. A new lease of
+    a cancelled call expires.
     """
     clock = clock if clock is not None else SystemClock()
     header, _ = await coordinator.get("/")

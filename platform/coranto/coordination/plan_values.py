@@ -9,7 +9,7 @@ from coranto.coordination.layout import MemberId
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
-    """An item to place. `replication` is the wanted number of members with it."""
+    """An item to place. `replication` is the number of members that should hold it."""
 
     id: str
     replication: int

@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from coranto.destinations.factory import CorantoClientConfiguration
 
 PUBLISHED: Final = "_dlt_published"
-"""The folder of ledgers. No table has this name: dlt's own tables have other ones."""
+"""The folder of ledgers. No table has this name: dlt's own tables have other names."""
 _CHECK_SECONDS: Final = 10.0
 """The timeout for brokers to learn of a new journal."""
 _LOAD_ID: Final = "_dlt_load_id"
 _KEYS: Final = ("_dlt_root_id", "_dlt_parent_id", "_dlt_id")
-"""The columns that choose the journal of rows without a primary key: nested rows are in the journal of their root."""
+"""The columns that choose the journal of rows without a primary key: nested rows follow their root row."""
 _ADVICE: Final = "journals keep their messages. Load into another dataset, or delete the journals (`coranto journals`)"
 
 

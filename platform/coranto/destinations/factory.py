@@ -40,7 +40,7 @@ class CorantoClientConfiguration(DestinationClientDwhConfiguration):
             raise InvalidInput(f"{self.journals} is not a number of journals for each table; give 1 to 120")
 
     def client_config(self) -> ClientConfig:
-        """Return the configuration of clients. Raises ClusterError without an endpoint and a local cluster."""
+        """Return the configuration of clients. Raises ClusterError if there is no endpoint or cluster."""
         return reach(self.endpoint or "")
 
     def root_of(self, dataset: str) -> str:

@@ -1,6 +1,6 @@
 """Creation of forks of journals.
 
-1. One change of etcd creates all forks, and gives their sources the holds that keep shared content. Until a
+1. One etcd transaction creates all forks, and gives their sources the holds that keep shared content. Until a
    fork is complete it is labelled as forming.
 2. The primaries of the sources confirm that they know the holds. From then on no removal of shared content begins.
 3. Unshared content below the offset is appended to the fork: at most a part of one fragment and the unstored
@@ -101,7 +101,7 @@ async def fork_journals(
 
 
 class _Batch:
-    """Forks that one change of etcd creates, and another one completes."""
+    """Forks that one etcd transaction creates, and another one completes."""
 
     def __init__(
         self,

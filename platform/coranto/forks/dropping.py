@@ -29,7 +29,7 @@ async def drop_fork(client: JournalClient, name: str) -> None:
 
 
 async def drop_forks(client: JournalClient, names: Sequence[str]) -> None:
-    """Delete several forks as `drop_fork` does, in one change, including forks of each other. At most 60 fit."""
+    """Delete several forks as `drop_fork` does, in one change, including forks of each other. The limit is 60."""
     for attempt in range(_ATTEMPTS):
         changes = _changes(await _concerned(client, names), names)
         try:

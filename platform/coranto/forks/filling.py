@@ -126,7 +126,7 @@ class FirstContent:
 async def end_of(client: JournalClient, clock: Clock, fork: Fork) -> int:
     """Return the end of all committed content of a fork.
 
-    Raises CorruptData if stores have content that no broker knows for a minute: it is an earlier journal's.
+    Raises CorruptData if, for a minute, stores have content that no broker knows: an earlier journal's.
     """
     until = clock.monotonic() + _TIMEOUT_SECONDS
     while True:
