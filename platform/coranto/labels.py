@@ -46,7 +46,7 @@ DATA_LOSS: Final = "coranto.dev/data-loss"
 CONTINUE: Final = "continue"
 SAME_CONTENT: Final = "coranto.dev/same-content"
 """On a shard: `<id>/<journal>`, a recreated source that has the content of the earlier journal in the shard's
-checkpoint. It may have several values, because journals that one change has created have the same id."""
+checkpoint. It may have several values. The id alone is not enough: journals that one change has created share it."""
 HELD: Final = "coranto.dev/held"
 """A register. Empty registers satisfy every check, except one that includes this register."""
 STREAM: Final = "coranto.dev/stream"

@@ -198,7 +198,7 @@ class _Judgement(ComparedJournal):
         if not keeps and (stored or not self.spec.fragment.stores):
             return
         self.unexplained = True
-        why = "although its retention keeps everything" if keeps else "and nothing of it is stored"
+        why = "although its retention keeps everything" if keeps else "and nothing is stored"
         self.find(
             Kind.BEGINNING_UNEXPLAINED,
             Severity.ERROR,

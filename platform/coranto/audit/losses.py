@@ -4,7 +4,7 @@ Retention removes stored fragments from the beginning of a journal, once each is
 always keeps the fragment with the highest end. So missing content is *allowed* if
 
 * it is at the journal's beginning, below all present content,
-* stored content reaches the highest end of a known stored fragment, or the fragments with that end are above it, and
+* stored content reaches the highest end of all known stored fragments, or it is below the fragments with that end, and
 * each known fragment with this content is as old as the shortest retention at this audit or at the last one. Content
   that no audit has seen is as old as the last audit, at most.
 

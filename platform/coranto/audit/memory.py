@@ -236,7 +236,7 @@ async def last_saved(store: FragmentStore) -> float | None:
 
 
 def _new_name(folder: str, at: float, last: int) -> str:
-    """Return the name of a file written at `at`, above the name of number `last` whatever the clocks say."""
+    """Return the name of a file written at `at`, above the name of number `last` even if clocks differ."""
     return f"{folder}{max(int(at * 1000), last + 1):015d}-{uuid.uuid4().hex[:8]}.json.gz"
 
 

@@ -144,7 +144,7 @@ def _about(place: _RecordPlace, weight: Severity) -> list[Finding]:
         found.append(_contradicted(subject, loaded.broken, weight))
     elif loaded.statement is None:
         text = (
-            "brokers know nothing of the records of audits in it: they are Gazette's or of an earlier version, or the "
+            "brokers do not know the records of audits in it: they are Gazette's or of an earlier version, or the "
             "token lacks the capability NOTE or does not cover the store. Deletion of newer records there "
             "is not detected"
         )

@@ -1,4 +1,4 @@
-"""Examine etcd: its answers, version, alarms, free space, compaction and clock."""
+"""Examine etcd: its answers, version, alarms, database size, compaction and clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`coranto login`: the login of a person at an OpenID Connect provider."""
+"""`coranto login`: the login of a user at an OpenID Connect provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`coranto up`: a cluster in the foreground, for a person at a terminal."""
+"""`coranto up`: a cluster in the foreground, for interactive use."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class _Shift:
 
 
 class FlowNetwork:
-    """A placement of items on members, all by number. `give` and `take` change it.
+    """A placement of items on members, which are identified by numbers. `give` and `take` change it.
 
     `optimize` never exceeds `limits`, and the placement that it starts from must not either. `held[item]` are the
     members that hold the item already: a replica there costs no move.

@@ -1,6 +1,6 @@
 """Comparison of a mirror with etcd after the watch has reconnected.
 
-A watch that continues does not verify the past. An etcd that lost acknowledged changes in a crash reuses their
+A watch that continues does not verify earlier changes. An etcd that lost acknowledged changes in a crash reuses their
 revisions for other changes, and its members can diverge. So the keys and their revisions are read as of the
 revision where the watch continues, and must be equal to the mirror's.
 

@@ -57,7 +57,7 @@ _by_id = attrgetter("id")
 class Planner:
     """Plans repeatedly for one cluster, and chooses a new placement only when its items or members changed.
 
-    Until then it works towards the last placement, whatever happens to assignments. Its state only saves work: a
+    Until then it works towards the last placement, even if assignments change. Its state only saves work: a
     new planner, such as the one of a new leader, gives the same guarantees.
     """
 

@@ -3,7 +3,7 @@
 Each table of a dataset is one journal, or several, in the folder `<dataset>/<table>/`. Its rows are lines of JSON of
 the message type `<dataset>.<table>`. A load file is one publication, whose name has the ids of the load and of the
 file; a ledger for each table, `<dataset>/_dlt_published/<table>`, records it. So a file is published once, however
-often dlt repeats it, in whatever process. dlt's own tables are written in the same way: `_dlt_loads` once all files of
+often dlt repeats it, in any process. dlt's own tables are written in the same way: `_dlt_loads` once all files of
 a load are published, `_dlt_version` for each version of the schema, and `_dlt_pipeline_state`, which dlt loads as any
 other table.
 """

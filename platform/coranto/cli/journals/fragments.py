@@ -1,4 +1,4 @@
-"""`coranto journals fragments`: lists persisted fragments with their places, and fragments that only brokers hold."""
+"""`coranto journals fragments`: lists persisted fragments with their stores, and fragments that only brokers hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`coranto types register|check`: registers definitions of message types, or checks that it can."""
+"""`coranto types register|check`: registers message types, or checks that they can be registered."""
 
 from __future__ import annotations
 
