@@ -1,4 +1,4 @@
-"""The ends of gRPC calls: errors and cancellations that have several causes."""
+"""Causes of the end of a gRPC call, where errors and cancellations are ambiguous."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import asyncio
 import grpc.aio
 
 CALL_ENDED = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
-"""The errors that gRPC raises on sending to an ended call. Only awaiting the call reliably tells why it ended."""
+"""The errors that gRPC raises when a message is sent on an ended call. Await the call for the actual error."""
 
 
 def cancelled_from_outside() -> bool:
-    """Return True if this task was cancelled, not its call by a closing channel. For handlers of CancelledError."""
+    """Return True if a CancelledError means that this task was cancelled, and not its call by a closing channel."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

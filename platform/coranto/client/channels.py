@@ -22,9 +22,9 @@ class Channels:
         basis: Callable[[str], object] = lambda endpoint: None,
         draining: Callable[[grpc.aio.Channel], None] = lambda channel: None,
     ) -> None:
-        """`open` opens a channel to an endpoint, and again when `basis` returns another object than before.
+        """`open` opens a channel to an endpoint; it is called again when `basis` returns another object than before.
 
-        `draining` is called with each channel that gets no more calls. It closes when its calls have ended.
+        `draining` is called with each channel that gets no more calls, and that closes when its calls have ended.
         """
         self._open = open
         self._basis = basis
@@ -56,7 +56,7 @@ class Channels:
         task.add_done_callback(self._draining.discard)
 
     async def close(self) -> None:
-        """Close all channels, and end the calls on them."""
+        """Close all channels, and cancel their calls."""
         channels, self._channels = self._channels, OrderedDict()
         for draining in self._draining:
             draining.cancel()

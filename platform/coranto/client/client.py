@@ -86,7 +86,7 @@ class JournalClient:
     """A client of the brokers at `endpoint` (see `ClientConfig`).
 
     Use as `async with JournalClient("127.0.0.1:8080") as client:`, on one event loop, by any number of tasks. Every
-    call may be cancelled. While brokers cannot serve, calls that are safe to repeat are retried for `retry_timeout`
+    call may be cancelled. While brokers are unavailable, calls that are safe to repeat are retried for `retry_timeout`
     seconds. Then they raise the last error.
     """
 
@@ -144,7 +144,7 @@ class JournalClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections; calls under way fail."""
+        """Close all connections. In-flight calls fail."""
         await self._dispatcher.close()
 
     @property
@@ -189,10 +189,11 @@ class JournalClient:
         return Listing(header, tuple(journals))
 
     async def watch(self, selector: str | pb.LabelSelector = "") -> AsyncGenerator[Listing]:
-        """Yield the journals that match a selector: now, and after each creation, change or deletion of one.
+        """Yield a listing of the journals that match a selector, and another after each creation, change or deletion.
 
-        Changes of only a route are not reported. The watch survives broker restarts, but raises the last error if it
-        gets no first snapshot within `retry_timeout`. Close the iterator (`contextlib.aclosing`) when you leave it.
+        A change of only a route yields no listing. The watch survives broker restarts, but raises the last error if the
+        first listing does not arrive within `retry_timeout`. Close the iterator (`contextlib.aclosing`) when you leave
+        it.
         """
         parsed = parse_selector(selector) if isinstance(selector, str) else selector
         watch = Watch(self._dispatcher, self._clock, parsed, self.config.retry_timeout)
@@ -201,16 +202,16 @@ class JournalClient:
                 yield listing
 
     async def apply(self, changes: Sequence[pb.ApplyRequest.Change]) -> pb.Header:
-        """Create, update and delete journals, all or none.
+        """Create, update and delete journals in one transaction.
 
         Later calls of this client see the changes at any broker. Raises EtcdTransactionFailed if a journal is not at
-        the revision that its change expects, InvalidInput for invalid changes, Unavailable if etcd has too much to
-        write, and ApplyOutcomeUnknown if the answer was lost. After a cancellation the outcome is unknown.
+        the revision that its change expects, InvalidInput for invalid changes, Unavailable if a broker or etcd is
+        overloaded, and ApplyOutcomeUnknown if the answer was lost. After a cancellation the outcome is unknown.
         """
         subject = f"apply of {len(changes)} changes"
         request = pb.ApplyRequest(changes=changes)
         validate(request)
-        # Connect first, so that a later failure is not a failure to connect.
+        # Connect first. A later failure is then no failure to connect, and the outcome is unknown.
         chosen = await self._dispatcher.connected(subject, self.config.retry_timeout)
         try:
             response = await chosen.stub.Apply(request, metadata=await self._apply_metadata(chosen, request))
@@ -243,7 +244,7 @@ class JournalClient:
         union_registers: pb.LabelSet | None = None,
         subtract_registers: pb.LabelSet | None = None,
     ) -> Appender:
-        """Return an append for streaming content. It is never retried.
+        """Return an appender, which streams content. Its append is never retried.
 
         The append must begin at `offset`, unless that is 0. `check_registers` must match the journal's registers.
         `subtract_registers` and then `union_registers` change them, if there is at least one byte of content.
@@ -282,19 +283,19 @@ class JournalClient:
         min_etcd_revision: int = 0,
         at_start: bool = False,
     ) -> AppendResult:
-        """Append content and commit it, wholly or not at all. `suspend` is the effect on a suspended journal.
+        """Append content atomically. `suspend` is the effect on the journal's suspension.
 
         The content must begin at `offset`, unless that is 0, and with `at_start` at 0. Otherwise nothing is applied,
         and the call raises WrongAppendOffset. Gazette's brokers, and early ones of Coranto, ignore `at_start`.
 
-        After failures that applied nothing, bytes and sequences of bytes are retried for `retry_timeout` seconds, and
-        an iterable until its first item was taken. `retry_unknown` also retries after AppendOutcomeUnknown. Then
-        content may be committed more than once (see `AppendResult.may_repeat`), which suits messages with UUIDs, whose
-        readers discard duplicates. The broker that appends uses the journals' specs as of `min_etcd_revision` or later.
-        After a cancellation the outcome is unknown.
+        After failures that applied nothing, the append is retried for `retry_timeout` seconds; an append of an iterable
+        only until its first item was taken. `retry_unknown` also retries after AppendOutcomeUnknown. Then content may
+        be committed more than once (see `AppendResult.may_repeat`), which suits messages with UUIDs, whose readers
+        discard duplicates. The primary uses the journals' specs as of etcd revision `min_etcd_revision` or later. After
+        a cancellation the outcome is unknown.
 
-        The content is held until the append ends. To begin many appends without awaiting each, use an `AppendService`,
-        which bounds their memory.
+        The content stays in memory until the append ends. To begin many appends without awaiting each, use an
+        `AppendService`, which bounds their memory.
         """
         conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers, suspend, at_start)
         parameters = self._parameters(journal, conditions, max(self._applied_revision, min_etcd_revision))
@@ -334,7 +335,7 @@ class JournalClient:
 
         `parameters` is the append's first message on the wire, for callers that make many similar ones. It must be
         well-formed, and belongs to the append from then on. Without `registers` the registers of the result are not
-        validated. The append's span is inside `within`, or otherwise the current one.
+        validated. The append's span is a child of `within`, by default of the current span.
         """
         parameters.min_etcd_revision = max(self._applied_revision, parameters.min_etcd_revision)
         return PreparedAppend(
@@ -358,7 +359,7 @@ class JournalClient:
     ) -> Durability:
         """Wait until an append is on this number of replicas and zones, and return its durability.
 
-        With `synced` only replicas with the content on their disks count, and brokers sync it now. Content in a
+        With `synced`, only replicas that have synced the content to disk count, and brokers sync it now. Content in a
         fragment store meets every demand. Raises NotDurable, with the durability so far, after `retry_timeout` seconds.
         """
         demand = Demand(replicas, zones, synced)
@@ -385,7 +386,7 @@ class JournalClient:
                 if found.stored or (demand is not None and found.meets(demand)):
                     return found
                 failure = NotDurable(f"{span} is {found}; wanted: {demand or 'in a fragment store'}")
-            except (*TRANSIENT, AppendOutcomeUnknown) as error:  # The polling append is empty.
+            except (*TRANSIENT, AppendOutcomeUnknown) as error:  # The append that polls is empty.
                 failure = error
             await self._wait(retry, failure)
 
@@ -420,10 +421,10 @@ class JournalClient:
         """Yield the committed content of journal offsets [offset, end_offset), in order and without repetition.
 
         `offset` -1 is the write head at the time of the call. `end_offset` 0 means no bound. Without `block` the read
-        ends at the write head. With `block` it waits there for more, and survives broker restarts and suspensions of
-        any length. Where content is gone (retention), the next chunk's offset is higher than the end of the chunk
-        before. With `fail_on_jump` the read raises OffsetJump instead. `begin_mod_time` (Unix seconds) skips persisted
-        fragments last modified before it.
+        ends at the write head. With `block` it waits there for more content, and survives broker restarts and
+        suspensions of any length. Where retention has removed content, the next chunk's offset is higher than the end
+        of the previous chunk. With `fail_on_jump` the read raises OffsetJump instead. `begin_mod_time` (Unix seconds)
+        skips persisted fragments that were last modified before it.
 
         `journal_id` is the id of the journal that `offset` belongs to (`Chunk.journal_id`), by default the id of a
         `JournalOffset`. The read raises JournalRecreated if brokers have another journal of this name, or if the
@@ -431,7 +432,7 @@ class JournalClient:
 
         Unless `direct` is false, persisted fragments are read directly from their store if this process can do so, and
         are verified against their SHA-1 before delivery. Content from brokers is verified at the end of each fragment
-        that was read from its beginning, so CorruptFragment is raised after that content.
+        that was read from its beginning, so CorruptFragment is raised after that content was yielded.
 
         Without `block`, raises OffsetNotYetAvailable if `offset` is beyond the write head, and ContentGone at a gap
         that is too recent to be skipped, after brokers have confirmed that no store has the content. Close the iterator
@@ -456,9 +457,9 @@ class JournalClient:
             yield chunk
 
     def prefetch_reads(self, *, block: bool, fail_on_jump: bool) -> ReadOf:
-        """Return a function that reads small ranges like `read`, for many concurrent reads.
+        """Return a function that reads a small range like `read`, for many concurrent reads.
 
-        Their concurrent fetches from fragment stores are bounded.
+        The reads share a bound of the bytes that they fetch from fragment stores at a time.
         """
         direct = BoundedFetches(self._direct)
 
@@ -511,7 +512,7 @@ class JournalClient:
         return JournalOffset(found.head, found.journal_id), found.revision
 
     async def reported_head(self, journal: str) -> ReportedHead:
-        """Return the write head as a broker reports it, the primary if possible."""
+        """Return the write head that a broker reports, preferably the primary."""
         validate_journal(journal, allow_metadata=True)
         retry = Retry(self.config.retry_timeout)
         request = pb.ReadRequest(
@@ -530,12 +531,12 @@ class JournalClient:
             # Without a known route, a lagging replica may have answered. Its answer has the route for another attempt.
 
     async def heads(self, selector: str | pb.LabelSelector = "") -> Heads:
-        """Return brokers' knowledge of all journals that match a selector: heads, stored ends, times, registers.
+        """Return the state of all journals that match a selector: heads, stored ends, times, registers.
 
-        This is one call for any number of journals. Its broker asks the primaries of journals that it does not lead.
-        Journals of Gazette's brokers, which do not have this call, are read one by one; then times, registers and
-        agreement are unknown. The call needs the capability to read, and also to list for reading one by one. Omits
-        journals that the token does not cover.
+        This is one call for any number of journals. The answering broker asks the primaries of the other journals.
+        Gazette's brokers do not support this call; their journals are read one by one, and then times, registers and
+        agreement of replicas are unknown. The call needs the capability to read, and for single reads also to list.
+        Omits journals that the token does not cover.
         """
         parsed = parse_selector(selector) if isinstance(selector, str) else selector
         request = HeadsRequest(selector=parsed, min_etcd_revision=self._applied_revision)
@@ -548,8 +549,8 @@ class JournalClient:
     async def heads_of_broker(self, selector: str | pb.LabelSelector = "") -> Heads | None:
         """Return the heads of the matching journals whose primary is the broker that answers.
 
-        None from a broker that does not have this call. A client of one endpoint asks one broker by it, and so learns
-        which broker of several does not answer. Needs the capability to read.
+        Returns None if the broker does not support this call. A client with one endpoint queries exactly that broker,
+        and so detects that it does not answer. Needs the capability to read.
         """
         parsed = parse_selector(selector) if isinstance(selector, str) else selector
         request = HeadsRequest(selector=parsed, do_not_proxy=True, min_etcd_revision=self._applied_revision)
@@ -588,7 +589,7 @@ class JournalClient:
         return await moments.moment_at(self, listing.journals, at)
 
     async def require_content(self, moment: Moment) -> None:
-        """Check that journals still have the content of a moment, except for gaps within it, which reads notice.
+        """Check that journals still have the content of a moment. Only reads detect gaps within the content.
 
         Raises ContentGone, which lists all missing content, JournalRecreated, JournalNotFound, and InvalidInput for a
         journal that ends before its offset.
@@ -596,7 +597,7 @@ class JournalClient:
         await moments.require_content(self, moment)
 
     async def require_same(self, *vectors: Mapping[str, int]) -> None:
-        """Check that offsets with ids (`JournalOffset`) belong to the current journals. Without ids it makes no call.
+        """Check that offsets with ids (`JournalOffset`) belong to the current journals. Makes no call without ids.
 
         Raises JournalRecreated.
         """
@@ -693,10 +694,10 @@ class JournalClient:
         await self._retried(attempt)
 
     async def note(self, request: NoteRequest) -> Note | None:
-        """Read or write a note about files of a fragment store, and return it; None from brokers without notes.
+        """Read or write a note about files of a fragment store, and return it; None if the broker has no notes.
 
-        Raises EtcdTransactionFailed if a note to write has another version than expected. Writers must write different
-        content, because a repeated write recognizes its first attempt by the content.
+        Raises EtcdTransactionFailed if the written note does not have the expected version. Concurrent writers must
+        write different content, because a retried write recognizes its first attempt by the content.
         """
         return await self._retried(lambda: notes.ask(self._dispatcher.to_seed(), request))
 

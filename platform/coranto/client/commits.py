@@ -1,4 +1,4 @@
-"""Detection of messages that became committed since a position."""
+"""Detection of messages that were committed after a position."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _MAX_PRODUCERS: Final = 10_000
 class Producers:
     """The known producers of one journal, by the rules of `coranto.messages.sequencer`.
 
-    `whole` means that all messages of the journal are seen. Otherwise an acknowledgement of an unknown producer counts
-    as a commit, because its messages may precede the content that was read.
+    `whole` means that the journal is read from its first message on. Otherwise an acknowledgement of an unknown
+    producer counts as a commit, because its messages may precede the content that was read.
     """
 
     def __init__(self, *, whole: bool) -> None:
         self._whole = whole
         self._known: dict[ProducerId, tuple[int, int]] = {}
-        """Of each producer, the clock of its last decided message, and of its first pending message or 0."""
+        """For each producer: the clocks of its last decided message, and of its first pending one (0: none)."""
 
     def commits(self, message: Envelope[Any]) -> bool:
-        """Process a message, and return True if it commits itself or others."""
+        """Process a message, and return True if it commits itself or earlier messages."""
         clock = message.clock
         if not clock:
             return True
@@ -55,7 +55,7 @@ class Producers:
 
 
 class CommitWatch:
-    """Detects commits of messages in journals. It reads journals of JSON lines; any growth of other journals counts."""
+    """Detects commits of messages. Reads journals of JSON lines; in other journals, any growth counts as a commit."""
 
     def __init__(self) -> None:
         self._scans: dict[str, _Scan] = {}
@@ -94,7 +94,7 @@ class _Scan:
         self.position = position
         self.offset = max(0, begin - _LOOKBACK)
         self.last_commit = 0
-        """The end of the last message that committed itself or others."""
+        """The end of the last message that committed itself or earlier messages."""
         self._is_json = is_json
         self._within_line = self.offset > 0
         self._producers = Producers(whole=not self.offset)

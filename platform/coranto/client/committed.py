@@ -1,4 +1,4 @@
-"""Readers of the committed messages of a broker's journals: of a range of offsets, or following the write head.
+"""Readers of the committed messages of journals: in a range of offsets, or following the write head.
 
 `committed_reader` and `async_committed_reader` make readers that can be stopped and resumed (see
 `coranto.messages.reading`). `committed_messages` reads a range once.
@@ -79,10 +79,10 @@ def committed_reader(
 ) -> ReadCommitted[M]:
     """Return a reader of committed messages that begins at `source`, by default at the journal's beginning.
 
-    It ends at `end`, or at the write head. With `block` it waits there for more. With `on_corrupt` it skips unreadable
-    content, and calls it with the error, perhaps repeatedly. While iterated it raises CorruptMessage, the errors of the
-    client's reads, and OffsetJump if messages that must be read again are gone or, with `fail_on_jump`, any content.
-    Raises JournalRecreated if the journal of `source` was deleted and recreated.
+    The reader ends at `end`, or at the write head. With `block` it waits there for more content. With `on_corrupt` it
+    skips unreadable content, and calls `on_corrupt` with the error, perhaps repeatedly for the same content. Iteration
+    raises CorruptMessage, the errors of the client's reads, JournalRecreated if the journal of `source` was recreated,
+    and OffsetJump if messages to be replayed are gone or, with `fail_on_jump`, any content.
     """
     _check(source, end)
 

@@ -46,7 +46,7 @@ class ClientConfig:
     fragment stores, if this process can read it: then persisted fragments are read there instead of through brokers.
     Calls that brokers cannot serve are retried for `retry_timeout` seconds.
 
-    With `auth` every call has a token: one signed for that call, the given one, or one of an OpenID Connect provider.
+    With `auth` every call has a token: signed for that call, given, or from an OpenID Connect provider.
     Tokens are sent only over TLS, to loopback addresses and to unix sockets; any other endpoint raises InvalidInput.
 
     Calls go to `endpoint` until an answer names the brokers of a journal. Then appends go to its primary, and reads to
@@ -112,8 +112,8 @@ class ClientConfig:
     ) -> ClientConfig:
         """Return the configuration for an endpoint, with tokens, certificates and zone from the environment.
 
-        The variables are `$CORANTO_AUTH_KEYS`, `$CORANTO_AUTH_TOKEN`, or `$CORANTO_OIDC_ISSUER` with further ones
-        (`OIDC_VARIABLES`); for `https` endpoints also `$CORANTO_TLS_CA`, `$CORANTO_TLS_CERT` and `$CORANTO_TLS_KEY`;
+        The variables are `$CORANTO_AUTH_KEYS`, `$CORANTO_AUTH_TOKEN`, or `$CORANTO_OIDC_ISSUER` and the other
+        `OIDC_VARIABLES`; for `https` endpoints also `$CORANTO_TLS_CA`, `$CORANTO_TLS_CERT` and `$CORANTO_TLS_KEY`;
         `$CORANTO_ZONE` for the zone of this process; and `$CORANTO_CLIENT_NAME` for the name. Raises InvalidInput.
         """
         auth, tls = _auth_of(environment), _tls_of(environment, endpoint)
@@ -159,7 +159,7 @@ def parse_endpoint(endpoint: str) -> ChannelTarget:
 
 
 def frame_dialer(endpoint: str, tls: ClientTls | None, name: str = "") -> FrameDialer | None:
-    """Return the dialer of frames to the host of an endpoint, with the same TLS as gRPC; None for a unix socket."""
+    """Return the dialer of frame connections to an endpoint's host, with gRPC's TLS settings; None for unix sockets."""
     target = parse_endpoint(endpoint)
     if target.address.startswith("unix:"):
         return None
@@ -168,7 +168,7 @@ def frame_dialer(endpoint: str, tls: ClientTls | None, name: str = "") -> FrameD
 
 
 def require_private(endpoint: str) -> None:
-    """Check that a token is secret on its way to this endpoint. Raises InvalidInput."""
+    """Check that a token stays secret on its way to this endpoint. Raises InvalidInput."""
     target = parse_endpoint(endpoint)
     if target.secure or target.address.startswith("unix:"):
         return
@@ -192,7 +192,7 @@ def _auth_of(environment: Mapping[str, str]) -> Auth | None:
 
 
 def oidc_client_of(environment: Mapping[str, str]) -> OidcClient:
-    """Return the client of a provider that the environment describes. Raises InvalidInput."""
+    """Return the OpenID Connect client that the environment configures. Raises InvalidInput."""
     issuer, client_id, secret, scope, audience = (environment.get(name, "") for name in OIDC_VARIABLES)
     if not issuer or not client_id:
         raise InvalidInput(
@@ -213,7 +213,7 @@ def _tls_of(environment: Mapping[str, str], endpoint: str) -> ClientTls | None:
 
 
 def require_client(client: object) -> None:
-    """Raise InvalidInput for anything but a configuration, such as an endpoint."""
+    """Raise InvalidInput unless `client` is a ClientConfig. It may be an endpoint by mistake."""
     if not isinstance(client, ClientConfig):
         example = repr(client) if isinstance(client, str) else "'127.0.0.1:8080'"
         raise InvalidInput(

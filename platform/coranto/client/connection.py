@@ -72,7 +72,7 @@ _DRAIN_SECONDS: Final = 3600.0
 
 
 class _ForkGuard:
-    """Refuses gRPC in a child that was forked after its parent used gRPC, where it would crash."""
+    """Refuses gRPC in a child that was forked after its parent used gRPC, because gRPC would crash there."""
 
     def __init__(self) -> None:
         self.used = False
@@ -112,7 +112,7 @@ class Connection:
         self._append_streams = AppendStreams(lambda: self.streams_stub, self._dialer(config))
 
     def _dialer(self, config: ClientConfig) -> FrameDialer | None:
-        """Return the dialer of frames to the endpoint; None if it does not support frames."""
+        """Return the dialer of frame connections to the endpoint; None if it does not support frames."""
         return frame_dialer(config.endpoint, config.tls, config.name)
 
     @property
@@ -127,7 +127,7 @@ class Connection:
         return self._channel
 
     def _open(self, outdated: grpc.aio.Channel | None) -> grpc.aio.Channel:
-        """Open a channel. An `outdated` one closes when its calls have ended."""
+        """Open a channel. Closes the `outdated` channel when its calls have ended."""
         _fork_guard.use()
         if self._certificates is None:
             # A proxy on another machine must not see a token for this machine.
@@ -158,7 +158,7 @@ class Connection:
 
     @property
     def streams_stub(self) -> stream_grpc.AppendsAsyncStub:
-        """The stub of the service for streams of appends, which only Coranto's brokers have."""
+        """The stub of the service `Appends`, which only Coranto's brokers have."""
         stub: stream_grpc.AppendsAsyncStub = stream_grpc.AppendsStub(self.channel)
         return stub
 
@@ -169,7 +169,7 @@ class Connection:
         return self._append_streams
 
     async def close(self, grace: float | None = None) -> None:
-        """Close the channel. Its calls have `grace` seconds to end, and are then cancelled."""
+        """Close the channel. In-flight calls have `grace` seconds to end, and are then cancelled."""
         if grace:
             self._append_streams.renew()
         else:

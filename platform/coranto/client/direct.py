@@ -4,8 +4,8 @@ A fragment is fetched and decompressed completely, and its SHA-1 is checked befo
 keeps the content on the local disk. Without one, content up to 64 MiB is held in memory, and larger content in an
 unlinked temporary file.
 
-The store is not trusted. A download is limited to the largest plausible length of the fragment's file, and to the time
-that this takes at MIN_BYTES_PER_SECOND. Redirects are not followed.
+The store is not trusted. A download is limited to the largest plausible length of the fragment's file, and ends with an
+error if, after a minute, it is slower than MIN_BYTES_PER_SECOND. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _pieces(fragment: Fragment, source: Any) -> Iterator[bytes]:
 
 
 def _kind(error: Exception) -> str:
-    """Return the kind of failure, without text of the store."""
+    """Return the kind of failure, without text from the store."""
     if isinstance(error, urllib.error.HTTPError):
         return f"HTTP {error.code}"
     return type(error).__name__

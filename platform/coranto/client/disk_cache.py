@@ -1,7 +1,7 @@
 """A cache of fragments from stores, in a folder that the processes of a machine share.
 
-The first process that needs a fragment fetches and verifies it, and others wait for that process. The folder's owner
-removes it. Every process that may write to the folder is trusted, so keep it private.
+The first process that needs a fragment fetches and verifies it, and others wait for that process. The cache never
+deletes its folder. Every process that may write to the folder is trusted, so keep the folder private.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DiskCache:
-    """A cache of at most `max_bytes` in `folder`, files under construction included.
+    """A cache of at most `max_bytes` in `folder`, including files that are being written.
 
     Evicts the least recently used content first, and removes unfinished files of processes that died.
     """
@@ -46,9 +46,9 @@ class DiskCache:
     max_bytes: int = DEFAULT_CACHE_BYTES
 
     def content(self, fragment: Fragment, fill: Callable[[bytearray | mmap.mmap], None]) -> mmap.mmap | None:
-        """Return the fragment's content as a read-only mapping; None if there is no room for it.
+        """Return the fragment's content as a read-only memory map; None if there is no room for it.
 
-        If the content is not cached, `fill` writes it to a buffer and verifies it. If that raises, nothing is kept.
+        If the content is not cached, `fill` writes it to a buffer and verifies it. If `fill` raises, nothing is cached.
         """
         if not fragment.length:
             return None
@@ -87,11 +87,11 @@ class DiskCache:
         """Remove content until `length` more bytes fit. Return False if they cannot fit."""
         if length > self.max_bytes:
             return False
-        written = sum(self._being_written())  # First: files that are completed after this count twice, but never zero.
+        written = sum(self._being_written())  # First: a file that is then completed counts twice, but is never missed.
         kept = sorted(self._kept())
         total = written + sum(size for _, size, _ in kept)
         usage = shutil.disk_usage(self.folder)
-        # Not of the total, because file systems reserve a part.
+        # Not of the total size, because file systems reserve a part of it.
         left = min(int((usage.used + usage.free) * _MIN_FREE), _MAX_FREE)
         spare = min(self.max_bytes - total, usage.free - left)
         for _, size, path in kept:
@@ -106,7 +106,7 @@ class DiskCache:
     def _kept(self) -> Iterator[tuple[int, int, Path]]:
         """Yield the time of last use, size and path of all content."""
         for path in self.folder.glob("*" + _CONTENT):
-            with contextlib.suppress(FileNotFoundError):  # Another process made room.
+            with contextlib.suppress(FileNotFoundError):  # Another process evicted it.
                 status = path.stat()
                 yield status.st_mtime_ns, status.st_size, path
 
@@ -131,7 +131,7 @@ def _mapped(path: Path, length: int) -> mmap.mmap | None:
         if os.fstat(descriptor).st_size != length:
             return None
         with contextlib.suppress(OSError):
-            os.utime(descriptor)  # Used last now.
+            os.utime(descriptor)  # For the eviction order.
         return mmap.mmap(descriptor, length, prot=mmap.PROT_READ)
     finally:
         os.close(descriptor)

@@ -1,12 +1,12 @@
 """Routing of calls: to a broker that serves the journal if its route is known, otherwise to a seed.
 
 A *seed* is an endpoint of the client's configuration. Seeds get calls that are not about a single journal, and calls
-about journals without a known route. Brokers proxy calls that they do not serve, and their answers have the route.
-Several seeds are tried in turn.
+about journals without a known route. Brokers proxy calls about journals that they do not serve, and each answer has the
+journal's route. Several seeds are tried in turn.
 
-A broker that cannot be reached at its route's endpoint is avoided for some seconds, and its calls go to seeds. Seeds
-also get calls instead of insecure endpoints: a route never leads from TLS to an endpoint without TLS, and never sends a
-token to an endpoint where others could read it.
+A broker that is unreachable at the endpoint in its route is avoided for five seconds, and its calls go to seeds. Calls
+go to seeds, too, if the endpoint in a route is insecure: a client with TLS never follows a route to an endpoint without
+TLS, and never sends a token to an endpoint where others could read it.
 """
 
 from __future__ import annotations
@@ -90,19 +90,22 @@ class ChosenConnection:
         return self._dispatcher.assurance if self._dispatcher is not None else None
 
     def answered(self, status: int, header: pb.Header) -> None:
-        """Report an answer."""
+        """Report the broker's answer to the dispatcher."""
         if self._dispatcher is not None:
             self._dispatcher.answered(self, status, header)
 
     def failure(self, subject: str, error: grpc.aio.AioRpcError) -> CorantoError:
-        """Report a gRPC error, and return its error (`Connection.failure`). Later calls avoid this connection."""
+        """Report a gRPC error, and return the client's error (`Connection.failure`).
+
+        Later calls avoid an unreachable broker.
+        """
         if self._dispatcher is not None:
             self._dispatcher.failed(self, error.code())
         return self.connection.failure(subject, error)
 
     @contextmanager
     def calling(self, subject: str, call: grpc.aio.RpcContext) -> Iterator[None]:
-        """Raise failures of the call as the client's errors about `subject`, and cancel it at the end of the block.
+        """Raise the call's failures as errors of the client about `subject`, and cancel the call at the block's end.
 
         A call whose channel is closed fails with Unavailable.
         """
@@ -137,9 +140,9 @@ class Dispatcher:
         entropy: Entropy = os.urandom,
     ) -> None:
         self.assurance: Assurance | None = None
-        """The client that results of appends ask for their durability."""
+        """The client that append results ask for their later durability."""
         self.tracer = tracer()
-        """Begins the spans of calls; None without traces."""
+        """Starts the spans of calls; None if tracing is off."""
         self._config = config
         self._clock = clock
         self._connect_to = connect
@@ -178,7 +181,7 @@ class Dispatcher:
 
     @property
     def streams_appends(self) -> bool:
-        """True if small appends go over a stream to brokers that serve one."""
+        """True if small appends use streams, to brokers that serve them."""
         return self._config.append_streams
 
     def may_stream(self, journal: str) -> bool:
@@ -198,7 +201,7 @@ class Dispatcher:
         return await self.connected(subject, _CONNECT_SECONDS, journal)
 
     async def connected(self, subject: str, seconds: float, journal: str = "") -> ChosenConnection:
-        """Return a connected seed, after connecting for at most `seconds` if necessary. Raises Unavailable."""
+        """Return a connected seed. If necessary, connects for at most `seconds`. Raises Unavailable."""
         chosen = self.to_seed(journal)
         if chosen.connection.channel.get_state() is grpc.ChannelConnectivity.READY:
             return chosen
@@ -224,7 +227,7 @@ class Dispatcher:
             *self._draining, *(each.close() for each in (*self._seeds, *self._others.values())), return_exceptions=True
         )
 
-    # -- Learning from calls -----------------------------------------------------------------------------------------
+    # -- Learning routes ---------------------------------------------------------------------------------------------
 
     def suggest(self, routes: Mapping[str, KnownRoute]) -> None:
         """Use these routes for journals without a known route."""
@@ -232,7 +235,7 @@ class Dispatcher:
             self._routes.suggest(routes, self._clock.monotonic())
 
     def answered(self, chosen: ChosenConnection, status: int, header: pb.Header) -> None:
-        """Learn from a broker's answer to a call."""
+        """Update the journal's route after a broker's answer."""
         self._avoided.pop(chosen.connection.target, None)
         if not chosen.journal or not self._learns:
             return
@@ -246,12 +249,12 @@ class Dispatcher:
             self._routes.forget(chosen.journal)
 
     def failed(self, chosen: ChosenConnection, code: grpc.StatusCode) -> None:
-        """Learn from a call that ended with a gRPC error."""
+        """Forget the route of a call that ended with a gRPC error, and avoid its broker if that is unreachable."""
         if chosen.routed:
             self._routes.forget(chosen.journal)
         if code is grpc.StatusCode.UNAVAILABLE and (chosen.routed or self.has_choice):
             now = self._clock.monotonic()
-            # Forget brokers that are no longer in use.
+            # Drop expired entries. Brokers that are no longer in use leave them behind.
             self._avoided = {target: until for target, until in self._avoided.items() if now < until}
             self._avoided[chosen.connection.target] = now + _AVOID_SECONDS
 
@@ -299,7 +302,7 @@ class Dispatcher:
     def _drain_beyond_limit(self) -> None:
         while len(self._others) > _MAX_CONNECTIONS:
             _, connection = self._others.popitem(last=False)
-            # Its calls under way continue.
+            # Its in-flight calls continue.
             task = asyncio.ensure_future(connection.close(_DRAIN_SECONDS))
             self._draining.add(task)
             task.add_done_callback(self._draining.discard)

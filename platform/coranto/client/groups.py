@@ -14,7 +14,7 @@ from coranto.wire import protocol_pb2 as pb
 class JournalGroup:
     """The journals below one name. The group `flights/events` is every journal `flights/events/…`.
 
-    Raises InvalidInput for a name that no journal can be below.
+    Raises InvalidInput for an invalid name.
     """
 
     name: str
@@ -26,7 +26,7 @@ class JournalGroup:
 
     @property
     def selector(self) -> pb.LabelSelector:
-        """The selector of the group's journals, and no others."""
+        """The selector that matches exactly the group's journals."""
         return label_selector(include={f"{NAME}:prefix": f"{self.name}/"})
 
     @property

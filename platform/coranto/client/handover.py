@@ -1,7 +1,7 @@
 """Handover of calls and results between blocking threads and their event loop.
 
 `CallQueue` passes calls to the loop. One wake-up serves all queued calls. `BoundedCalls` also returns futures and
-limits the calls under way. `ReadAhead` passes chunks from the loop to an iterating thread.
+limits the in-flight calls. `ReadAhead` passes chunks from the loop to an iterating thread.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class CallQueue:
 
     def run(self) -> None:
         """Make all queued calls. For the loop's thread only."""
-        self._awake = False  # Before the first call, so that a call queued during them wakes the loop again.
+        self._awake = False  # Before the calls, so that a call that they queue wakes the loop again.
         while self._calls:
             self._calls.popleft()()
 
 
 class BoundedCalls(CallQueue):
-    """A queue of calls with later results. At most `capacity` units of weight are under way, or one larger call."""
+    """A queue of calls with later results. In-flight calls have at most `capacity` total weight, or one is heavier."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class BoundedCalls(CallQueue):
         self._pending = 0
 
     def submit(self, call: Callable[[], asyncio.Future[T]], weight: int = 1) -> concurrent.futures.Future[T]:
-        """Queue a call, and return a future of its result or error. Blocks while too much is under way.
+        """Queue a call, and return a future of its result or error. Blocks while too much is in flight.
 
         Cancelling the future does not cancel the call.
         """
@@ -72,21 +72,21 @@ class BoundedCalls(CallQueue):
         try:
             call().add_done_callback(functools.partial(self._resolve, weight, given))
         except BaseException as error:  # noqa: BLE001 - the future raises it
-            self._evict(weight)
+            self._release(weight)
             given.set_exception(error)
 
     def _resolve(self, weight: int, given: concurrent.futures.Future[T], done: asyncio.Future[T]) -> None:
-        self._evict(weight)
+        self._release(weight)
         settle(given, done)
 
-    def _evict(self, weight: int) -> None:
+    def _release(self, weight: int) -> None:
         with self._has_capacity:
             self._pending -= weight
             self._has_capacity.notify_all()
 
 
 def settle(future: concurrent.futures.Future[T], done: asyncio.Future[T]) -> None:
-    """Give a future of another thread the outcome of a future that is done."""
+    """Resolve a future of another thread with the outcome of a done future."""
     if done.cancelled():
         future.set_exception(concurrent.futures.CancelledError())
     elif error := done.exception():
@@ -116,7 +116,7 @@ class QueuedFace(Face):
 class ReadAhead:
     """A buffer of at most about READ_AHEAD_BYTES of chunks, from the loop to an iterating thread.
 
-    The thread takes all buffered chunks together, so that they share the cost of waking it.
+    The thread takes all buffered chunks at a time, so that one wake-up serves many chunks.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -130,7 +130,7 @@ class ReadAhead:
         self._waits_for_capacity = False
 
     async def fill(self, chunks: AsyncGenerator[Chunk]) -> None:
-        """Put all chunks, waiting for room. `take` raises the error that ends them."""
+        """Buffer all chunks; wait while the buffer is full. `take` raises the error that ends the read."""
         error: BaseException | None = None
         try:
             async with contextlib.aclosing(chunks):
@@ -157,7 +157,7 @@ class ReadAhead:
             await self._has_capacity.wait()
 
     def take(self, timeout: float | None) -> deque[Chunk]:
-        """Return all buffered chunks, after waiting for the first. Returns none at the end.
+        """Wait for a chunk, and return all buffered chunks. The result is empty at the end of the read.
 
         Raises TimeoutError, and the error that ended the read.
         """

@@ -30,7 +30,7 @@ _SINGLE_SECONDS: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class JournalHead:
-    """The brokers' knowledge of one journal. Offsets and sizes are bytes, times are Unix seconds (0: unknown or never).
+    """The state of one journal at a broker. Offsets and sizes are bytes, times are Unix seconds (0: unknown or never).
 
     If `status` is OK, `begin` (the first offset with content), `persisted_head` (the end of stored content) and `head`
     (the begin of the next append) are known. If it is SUSPENDED, only `head` is known. Otherwise nothing is known, and
@@ -69,13 +69,13 @@ class JournalHead:
     store_problem: str = ""
     """The reason for delaying appends because of the fragment store; empty if they are not delayed."""
     ask_alone: bool = False
-    """True if the journal needs a single read."""
+    """True if the journal must be read on its own, because only Gazette's brokers serve it."""
     demand_unmet: str = ""
     """The reason why acknowledgements are, or would be, below the demand of the journal's labels; empty if not."""
     acknowledged_below_demand: int = 0
     """Appends that its broker has acknowledged below the demand since it became primary."""
     keeps_forks: bool = False
-    """True if its broker keeps and lists the shared content of forks. Gazette's and early ones do not."""
+    """True if its broker keeps and lists the shared content of forks. Gazette's and early versions do not."""
     journal_id: str = ""
     """The journal's id, empty if unknown. Offsets of a journal with another id belong to other content."""
 
@@ -103,7 +103,7 @@ class JournalHead:
 
     @classmethod
     def of(cls, wire: WireHead) -> JournalHead:
-        """Return the value of a message. Raises CorruptData for offsets that contradict each other."""
+        """Return the value of a message. Raises CorruptData for inconsistent offsets."""
         known = wire.status == pb.OK
         if known and not 0 <= wire.begin <= wire.persisted_head <= wire.head:
             raise CorruptData(
@@ -148,7 +148,7 @@ class Heads:
     header: pb.Header
     journals: tuple[JournalHead, ...]
     broker_version: str = ""
-    """The version of the answering broker; empty for Gazette's and early ones of Coranto's."""
+    """The version of the answering broker; empty for Gazette's brokers and early versions of Coranto."""
     broker_time: float = 0.0
     """The answering broker's clock, in Unix seconds; 0 if the version is empty."""
     quota_rejections: tuple[QuotaRejections, ...] = ()
@@ -177,7 +177,7 @@ class Heads:
 
 
 async def ask(chosen: ChosenConnection, request: HeadsRequest) -> Heads | None:
-    """Return the answer of one broker; None if it does not have the call. Raises the client's errors."""
+    """Return the answer of one broker; None if it does not support the call. Raises the client's errors."""
     subject = "heads of journals"
     header: pb.Header | None = None
     version, time, rejections = "", 0.0, tuple[QuotaRejections, ...]()

@@ -1,7 +1,7 @@
-"""Reads of content by its identity: offsets of a journal, and a SHA-1.
+"""Reads of content by journal, offsets and SHA-1.
 
 Brokers search their caches, their files of current and earlier journals of the name, and files that were set aside.
-Gazette's brokers, and early ones of Coranto's, return the current content of the offsets.
+Gazette's brokers, and early versions of Coranto's, return the current content at the offsets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for blocking callers.
+"""An event loop on its own thread, for blocking callers.
 
 One loop serves all blocking clients of a process: gRPC's asyncio support shares one poller between the loops of a
 process, and wakes all of them for each event. A forked child makes its own loop.
@@ -55,7 +55,7 @@ class LoopThread:
         self._loop.call_soon_threadsafe(function)
 
     def stop(self) -> None:
-        """Cancel running work, and end the thread."""
+        """Cancel all tasks, and end the thread."""
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
             self._thread.join(timeout=30)
@@ -70,13 +70,13 @@ async def _cancel_all() -> None:
 
 
 def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # gRPC wakes every loop of the process for each event. Loops without an event to read raise this.
+    # gRPC wakes every loop of the process for each event. A loop without an event to read raises BlockingIOError.
     if not isinstance(context.get("exception"), BlockingIOError):
         loop.default_exception_handler(context)
 
 
 class _Shared:
-    """The loop of the process. It is the only process-wide state here: threads and gRPC are process-wide too."""
+    """The loop of the process, the only global state of this module. Threads and gRPC are process-wide too."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -113,9 +113,9 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
 
 
 def run_reporting(work: Callable[[Callable[[R], None]], Coroutine[Any, Any, T]], on_report: Callable[[R], None]) -> T:
-    """Run work on the loop of this process, give its reports to `on_report` in this thread, and return its result.
+    """Run work on the loop of this process, pass its reports to `on_report` in this thread, and return its result.
 
-    `work` takes a function that reports. If `on_report` raises, or the wait is interrupted, the work is cancelled.
+    `work` takes the function to report with. If `on_report` raises, or the wait is interrupted, the work is cancelled.
     """
     reports: queue.SimpleQueue[tuple[R] | None] = queue.SimpleQueue()
     future = _shared.get().submit(work(lambda report: reports.put((report,))))

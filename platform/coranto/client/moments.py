@@ -6,7 +6,7 @@ time.
 
 The offset of a time is the begin of the first message with a later time in its UUID. Fragments that were stored
 `SKEW_SECONDS` before the time are not read, because all of their messages are earlier. A producer whose clock is ahead
-can move the offset only within the content after these.
+can move the offset only within the content after these fragments.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NAMES_PER_CALL: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Positions in journals at some moment. Other journals had no content then.
+    """Positions in journals at some moment. Journals that it does not name had no content then.
 
     `ends` are the end offsets, exclusive. `begins` are the first offsets, 0 for journals that it omits. Offsets with
     ids (`JournalOffset`) are valid only for journals with these ids.
@@ -159,7 +159,7 @@ async def require_content(client: JournalClient, moment: Moment) -> None:
 async def require_same(client: JournalClient, *vectors: Mapping[str, int]) -> None:
     """Check that offsets with ids belong to the current journals. Without ids it makes no call.
 
-    Raises JournalRecreated. Missing and unknown journals are left to the reads.
+    Raises JournalRecreated. Missing and unknown journals raise no error here, but when they are read.
     """
     for names in _batches(sorted({journal for vector in vectors for journal, at in vector.items() if id_of(at)})):
         found = (await client.heads(f"name in ({', '.join(names)})")).by_name

@@ -1,6 +1,6 @@
 """Notes: short texts that brokers keep in etcd about files of a fragment store (the RPC `Note`).
 
-Audits detect changes of the files by them: write access to the store does not give write access to its notes.
+Audits use notes to detect changed files, because write access to the store gives no write access to its notes.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note, and the number of its writes: 0 if there is none."""
+    """A note, and the number of its writes: 0 if the note does not exist."""
 
     content: bytes = b""
     version: int = 0
 
 
 async def ask(chosen: ChosenConnection, request: NoteRequest) -> Note | None:
-    """Return the note after the call; None if the broker does not have the call.
+    """Read or write a note, and return it; None if the broker does not support notes.
 
     Raises the client's errors, and EtcdTransactionFailed if the note was not written because it has another version.
     """
     subject = f"note about {request.fragment_store}"
-    metadata = await chosen.over(Capability.NOTE | Capability.READ, pb.LabelSelector())  # Older brokers want READ.
+    metadata = await chosen.over(Capability.NOTE | Capability.READ, pb.LabelSelector())  # Older brokers check READ.
     call = chosen.connection.heads_stub.Note(request, metadata=metadata)
     with chosen.calling(subject, call):
         try:
@@ -42,7 +42,7 @@ async def ask(chosen: ChosenConnection, request: NoteRequest) -> Note | None:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return None
             raise
-    # The repetition of a write whose first answer was lost finds its own content.
+    # The retry of a write whose first answer was lost finds its own content.
     again = (request.content, request.expect_version + 1) == (response.content, response.version)
     if request.write and again and response.status == pb.ETCD_TRANSACTION_FAILED:
         response.status = pb.OK

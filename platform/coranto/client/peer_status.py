@@ -1,7 +1,7 @@
 """The status of a call that its peer ends while this side still sends.
 
-Sending then fails, and grpc.aio may replace the peer's status by an error of its own. The peer's status says more:
-whether the call was refused, so that nothing was applied.
+Sending then fails, and grpc.aio may replace the peer's status by its own error. Only the peer's status shows whether
+the call was refused, so that nothing was applied.
 """
 
 from __future__ import annotations

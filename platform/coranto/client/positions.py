@@ -1,4 +1,4 @@
-"""Positions of journals, which orchestrators keep to detect growth, and digests of them."""
+"""Positions of journals, which orchestrators store to detect growth, and digests of positions."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class JournalPosition:
         return JournalOffset(self.head, self.journal_id)
 
     def held_by(self, now: JournalPosition) -> JournalPosition:
-        """Return the part of this position that the current journal still has.
+        """Return the position up to where the current journal still has the content before this position.
 
-        It is this position, unless the journal was recreated, or its head fell.
+        That is this position, unless the journal was recreated or its head fell.
         """
         if same_journal(self.create_revision, self.journal_id, self.head, now.create_revision, now.journal_id):
             return self
@@ -63,7 +63,7 @@ def heads_of(positions: Mapping[str, JournalPosition]) -> dict[str, int]:
 
 
 def begins_of(now: Mapping[str, JournalPosition], before: Mapping[str, JournalPosition]) -> dict[str, int]:
-    """Return the offset vector where growth began: 0 for a recreated journal, the reset head after a loss."""
+    """Return the offset vector where growth began: 0 for a recreated journal, the lower head after a loss."""
     held = {journal: at.held_by(now.get(journal, at)) for journal, at in before.items()}
     return {journal: at.offset if at is before[journal] or at.head else 0 for journal, at in held.items()}
 

@@ -1,7 +1,7 @@
 """Publishers that append through a client.
 
-Their appends are retried even when an outcome is unknown: by UUIDs, readers discard messages that are committed twice.
-(Messages of types that opted out of UUIDs are then delivered twice: at least once.)
+Appends are retried even if their outcome is unknown, because readers deduplicate messages by UUID. So messages of types
+without UUIDs are delivered at least once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Concurrent prefetch of many small ranges, for blocking code that takes their content in turn.
+"""Concurrent prefetch of many small ranges, for blocking code that takes their content in order.
 
 Sequential reads of small ranges would mostly wait for round trips. Here the loop reads up to `concurrency` ranges ahead
-of the consuming thread, with up to `max_unread_bytes` under way or not taken yet. A larger range is read alone.
+of the consuming thread, with up to `max_unread_bytes` in flight or not taken yet. A larger range is read alone.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RangePrefetch:
         self._found: dict[int, list[Chunk] | BaseException] = {}
         self._ended: BaseException | None = None
         self._bytes = 0
-        """The total length of ranges under way or not taken yet."""
+        """The total length of ranges in flight or not taken yet."""
         self._under_way = 0
         self._has_capacity = asyncio.Event()
         self._waits_for_capacity = False
@@ -81,7 +81,7 @@ class RangePrefetch:
             raise
         finally:
             with self._ready:
-                self._ended = ended  # The outcome of ranges without one of their own.
+                self._ended = ended  # The outcome of ranges that were not read.
                 self._ready.notify()
 
     async def _begin(self, length: int) -> None:
@@ -118,7 +118,7 @@ class RangePrefetch:
             return [chunk async for chunk in read]
 
     def take(self, number: int) -> list[Chunk]:
-        """Wait for the content of a range, return it, and make room for others.
+        """Wait for the content of a range, return it, and free its capacity.
 
         Raises the error of its read, and Unavailable after a wait of `timeout` seconds.
         """
@@ -131,20 +131,20 @@ class RangePrefetch:
                 )
             found = self._found.pop(number, self._ended)
             self._bytes -= self._ranges[number].length
-            # Waking the loop costs as much as some reads, so it is not done for each range.
+            # Waking the loop costs as much as several reads, so wake it only when half of the capacity is free.
             if self._waits_for_capacity and self._bytes <= self._max_unread_bytes // 2:
                 self._waits_for_capacity = False
                 self._loop.call(self._has_capacity.set)
         if isinstance(found, BaseException):
             raise found
-        assert found is not None  # `wait_for` waits for one of both.
+        assert found is not None  # `wait_for` returned because one of the two is set.
         return found
 
 
 class BoundedFetches(DirectReader):
-    """Reads small parts of fragments by another reader, from up to `max_bytes` of fragments or one larger fragment.
+    """Reads parts of fragments with another reader. Fetches up to `max_bytes` of fragments, or a larger one, at a time.
 
-    A part is held in memory completely, so that a slow consumer does not block others.
+    Each part is buffered completely, so that a slow consumer does not block others.
     """
 
     def __init__(self, direct: DirectReader, max_bytes: int = FETCHED_BYTES) -> None:
@@ -158,7 +158,7 @@ class BoundedFetches(DirectReader):
         return self._inner.can_read(url)
 
     async def read(self, fragment: Fragment, url: str, begin: int, end: int) -> AsyncGenerator[bytes]:
-        async with self._turn:  # In order, so that a large fragment is not starved.
+        async with self._turn:  # First come, first served, so that a large fragment is not starved.
             while self._bytes and self._bytes + fragment.length > self._max_bytes:
                 self._freed.clear()
                 await self._freed.wait()
@@ -174,7 +174,7 @@ class BoundedFetches(DirectReader):
 
 
 def read_in_turn(reads: RangePrefetch, loop: LoopThread, count: int) -> Iterator[list[Chunk]]:
-    """Yield the content of `count` ranges in turn, while the loop reads ahead."""
+    """Yield the content of `count` ranges in order, while the loop prefetches."""
     running = loop.submit(reads.run())
     try:
         for number in range(count):

@@ -2,8 +2,8 @@
 
 A Read RPC answers with *metadata* (status, write head, the fragment that covers the resolved offset, perhaps its URL),
 then with *content* of that fragment, and so on for the next fragment. A read that survives disconnects is a sequence of
-such RPCs, each from the end of the delivered content. `ReadProgress` accepts the responses of all of them, and delivers
-content in order, without repetition, and never beyond `end_offset`.
+such RPCs, each from the end of the delivered content. `ReadProgress` accepts the responses of all these RPCs, and
+delivers content in order, without repetition, and never beyond `end_offset`.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class ReadProgress:
         """Accept the RPC's next response.
 
         Raises StatusError for a status other than OK and OFFSET_NOT_YET_AVAILABLE, CorruptData for a response that
-        violates the protocol, JournalRecreated for a response of another journal of this name, CorruptFragment for
-        content with another SHA-1 than its fragment, and OffsetJump if content is gone and `fail_on_jump` is set.
+        violates the protocol, JournalRecreated for a response of another journal of this name, CorruptFragment if the
+        SHA-1 of content is not its fragment's, and OffsetJump if content is gone and `fail_on_jump` is set.
         """
         return self._content(response) if response.content else self._metadata(response)
 
     def deliver(self, content: bytes) -> Chunk:
-        """Deliver content at the current offset that came from a store."""
+        """Return content at the current offset as a chunk, and advance the offset."""
         chunk = Chunk(self.offset, content, self.write_head, self.journal_id)
         self.offset += len(content)
         return chunk

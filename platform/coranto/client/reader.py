@@ -66,7 +66,7 @@ class ReadOptions:
 
 
 class Reader:
-    """Runs one read. `read` may be called once."""
+    """One read. `read` may be called once."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Reader:
         """`gap_at` returns the end of a gap in the content, if brokers confirm the gap."""
         self._gap_at = gap_at
         self._missing = -1
-        """The last offset below the head without content."""
+        """The last offset where content below the head was missing; -1 if none was."""
         self._dispatcher = dispatcher
         self._chosen = dispatcher.to_replica(options.journal)
         self._direct = direct
@@ -97,9 +97,9 @@ class Reader:
         self._direct_from = options.offset if options.direct else math.inf
         """The first offset to read directly, if its content is persisted."""
         self._damage: tuple[int, CorruptFragment] | None = None
-        """The end of the last fragment that was damaged in its store, and the error."""
+        """The end of the last fragment whose file was damaged, and the error."""
         self._broker_has_journal = True
-        """False if a seed does not serve the journal, and has to proxy."""
+        """False if the seed does not serve the journal, so that it has to proxy the read."""
 
     async def read(self) -> AsyncGenerator[Chunk]:
         progress = self._progress
@@ -225,7 +225,7 @@ class Reader:
                     without_content = None
                     yield item
             if without_content is not None and request.do_not_proxy:
-                # It is in a store that only brokers can read.
+                # The content is in a store that only brokers can read.
                 self._direct_from = max(self._direct_from, without_content.fragment.end)
 
     async def _fragment(self, located: Located) -> AsyncGenerator[Chunk]:

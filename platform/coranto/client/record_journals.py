@@ -1,11 +1,10 @@
-"""Journals of records that programs append in turn, and must read completely.
+"""Journals of records with optimistic concurrency: an append succeeds only at the end that its program has read.
 
-A record is appended on the condition that the program has read its journal to the end. Of two programs that append at
-the same time, one is refused, and has to read first. An append whose answer was lost may be repeated: if it was
-applied, the journal's end has moved.
+Of two concurrent appends, one is rejected, and its program has to read the other's record first. An append whose answer
+was lost is safe to retry: if it was applied, the journal's end has moved, and the retry is rejected.
 
-Such a journal has no retention. Its registers have `coranto.dev/held` from the first record on: if all brokers lose
-the registers, they may have lost records, too.
+Such a journal has no retention. Its registers have `coranto.dev/held` from the first record on. If all brokers lose the
+registers, they may have lost records, too, and appends are rejected.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def next_record(offset: int) -> RecordConditions:
     """Return the conditions for appending a record to a journal that ends at an offset."""
     if offset:
         return RecordConditions(offset, label_selector(include=[(HELD_LABEL, "")]), None)
-    # An offset of 0 sets no condition; the registers show that the journal is empty.
+    # An append at offset 0 has no condition on the head. Instead, the registers show that the journal has no records.
     return RecordConditions(0, label_selector(exclude=[(HELD_LABEL, "")]), HELD)
 
 

@@ -29,7 +29,7 @@ def check_appended(response: pb.AppendResponse, subject: str, *, registers: bool
 
 
 def check_answer(response: Headed, subject: str) -> pb.Header:
-    """Return the header of an answer with the status OK. Raises the StatusError of any other."""
+    """Return the header of an answer with the status OK. Raises StatusError for any other status."""
     if response.status != pb.OK:
         raise status_error(response.status, subject, response.header)
     check_well_formed(response.header, subject)

@@ -17,16 +17,16 @@ from coranto.effects import Clock
 from coranto.errors import CorantoError
 
 _SCHEDULE = (0.05, 0.05, 0.1, 0.1, 0.25, 0.5, *[1.0] * 30)
-"""Waits in seconds. They stay short until after the lease of a dead broker, because others take over then."""
+"""Waits in seconds. They stay short until a dead broker's lease has expired, because another one then takes over."""
 _LATER = 5.0
 
 JOB_SECONDS: Final = 600.0
 """The default timeout of a job, such as a run of a Spark consumer until it has caught up."""
 
 REPORT_SECONDS: Final = 60.0
-"""The least time between two log lines about the failures of one operation."""
+"""The minimum time between two log lines about the failures of one operation."""
 _CALL_SECONDS: Final = 5.0
-"""The wait of a call that is logged."""
+"""A call that has been retried for this long is logged."""
 
 _log = structlog.get_logger(__name__)
 
@@ -57,9 +57,9 @@ class RetryPolicy:
 
 
 class Retry:
-    """Counts the failures of an operation since its last progress, and decides whether and how long to wait.
+    """Counts the failures of an operation since its last progress, and decides on the next wait, or to give up.
 
-    It gives up when the next wait would exceed the policy's timeout since the first failure.
+    Gives up when the next wait would exceed the policy's timeout since the first failure.
     """
 
     def __init__(self, policy: RetryPolicy | float = math.inf) -> None:
@@ -97,9 +97,9 @@ class Retry:
 
 
 async def wait_or_raise(retry: Retry, clock: Clock, error: CorantoError) -> None:
-    """Wait before the next attempt of a call, or raise the error when the retry timeout has run out.
+    """Wait before the next attempt of a call, or raise the error if the retry timeout has expired.
 
-    Waiting for more than some seconds is logged, and then once per minute.
+    Logs a call that has been retried for five seconds, and then once per minute.
     """
     now = clock.monotonic()
     delay = retry.failed(now)

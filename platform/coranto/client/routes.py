@@ -37,12 +37,12 @@ class KnownRoute:
 
     @classmethod
     def of(cls, header: pb.Header) -> KnownRoute:
-        """Return the route of an answer's header. Members without an endpoint are kept, so that indices stay right."""
+        """Return the route of an answer's header. Members without an endpoint are kept, so that indices stay valid."""
         return cls._of(header.SerializeToString())  # Cached, because nearly all answers have the same header.
 
     @classmethod
     def listed(cls, route: pb.Route) -> KnownRoute:
-        """Return the route of a listed journal. Any answer replaces it."""
+        """Return the route of a listed journal. Its revision is 0, so that any answer replaces it."""
         return cls._of(pb.Header(route=route).SerializeToString())
 
     @classmethod
@@ -59,13 +59,13 @@ class KnownRoute:
 
     @property
     def writers(self) -> Sequence[str]:
-        """The endpoint to append at, or none."""
+        """The primary's endpoint; empty without a primary."""
         return [self.members[self.primary].endpoint] if self.primary >= 0 else []
 
     def readers(self, zone: str, choice: int) -> Sequence[str]:
         """Return the endpoints of replicas: those in `zone`, then the others.
 
-        `choice`, any number, rotates them within each part, to spread the readers of a journal.
+        `choice`, any number, rotates the order within both groups, to spread the readers of a journal.
         """
         count = len(self.members)
         turned = [self.members[(index + choice) % count] for index in range(count)]
@@ -73,7 +73,7 @@ class KnownRoute:
 
 
 class RouteCache:
-    """A cache of the routes of up to `size` journals, by least recent use. Routes expire after TTL_SECONDS."""
+    """An LRU cache of the routes of up to `size` journals. Routes expire after TTL_SECONDS."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -95,7 +95,7 @@ class RouteCache:
         return route
 
     def learn(self, journal: str, header: pb.Header, now: float) -> None:
-        """Keep the route of an answer, unless a later one of its cluster is known. One without members clears it."""
+        """Store an answer's route, unless a later one of its cluster is known. No members: remove the known route."""
         name = strip_metadata(journal)
         route = KnownRoute.of(header)
         _, known = self._routes.get(name, (0.0, None))
@@ -110,7 +110,7 @@ class RouteCache:
             self._routes.popitem(last=False)
 
     def suggest(self, routes: Mapping[str, KnownRoute], now: float) -> None:
-        """Keep routes of journals without a known route, as far as there is room."""
+        """Store routes of journals without a known route, until the cache is full."""
         for journal, route in routes.items():
             if len(self._routes) >= self._size:
                 return
@@ -118,7 +118,7 @@ class RouteCache:
                 self._routes.setdefault(strip_metadata(journal), (now, route))
 
     def refused(self, journal: str, header: pb.Header, now: float) -> None:
-        """Handle a refusal by a broker that does not serve a journal: keep its Route if it is later, else forget."""
+        """Handle a refusal by a broker that does not serve a journal: store its Route if later, else forget ours."""
         _, known = self._routes.get(strip_metadata(journal), (0.0, None))
         if known is not None and known.cluster == header.etcd.cluster_id and known.revision >= header.etcd.revision:
             self.forget(journal)

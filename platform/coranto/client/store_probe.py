@@ -45,7 +45,7 @@ async def probe_delete(store: FragmentStore, prefix: str) -> None:
 
 
 async def _fetch(fragment: Fragment, url: str) -> None:
-    """Read the fragment by its URL, as clients do. Files are left to clients that mount the store."""
+    """Read the fragment by its URL, as clients do. A `file://` URL is not read, since only some clients can."""
     reader = DirectReader(None)
     if reader.can_read(url):
         async for _ in reader.read(fragment, url, fragment.begin, fragment.end):

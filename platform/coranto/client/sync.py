@@ -38,9 +38,9 @@ T = TypeVar("T")
 class SyncJournalClient(JournalClientFace, Blocking):
     """A blocking client. `JournalClient` documents the guarantees and errors of each method.
 
-    Several threads may use it. It can be pickled: the copy opens its own connection. So does a forked child, unless its
-    parent had already connected: then the child gets an error. `timeout` limits each call in seconds; None leaves the
-    limit to `retry_timeout`. For reads it limits the wait for each chunk.
+    A client is thread-safe. It can be pickled: the copy opens its own connection. A forked child also opens its own,
+    but gets an error if its parent had already connected. `timeout` limits each call in seconds; None leaves the limit
+    to `retry_timeout`. For reads it limits the wait for each chunk.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
         min_etcd_revision: int = 0,
         at_start: bool = False,
     ) -> AppendResult:
-        """Append content in one transaction, like `JournalClient.append`, but not from an iterator."""
+        """Append content atomically, like `JournalClient.append`, but not from an iterator."""
         work = self._inner.append(
             journal,
             content,
@@ -171,11 +171,11 @@ class SyncJournalClient(JournalClientFace, Blocking):
     def read_each(
         self, ranges: Sequence[JournalRange], *, block: bool = False, fail_on_jump: bool = False
     ) -> Iterator[Sequence[Chunk]]:
-        """Yield the content of each range in turn, like `JournalClient.read`, and prefetch the next ranges.
+        """Yield the content of each range in order, like `JournalClient.read`, and prefetch the next ranges.
 
-        This is for many small ranges: each is held in memory completely, together up to 8 MiB or one larger range. Up
-        to 64 MiB of fragments, or one larger fragment, are fetched at a time. The error of a range is raised in its
-        turn, and ends the iterator. Close it to leave it early.
+        Use this for many small ranges: each is buffered completely, in total up to 8 MiB or one larger range. Up to 64
+        MiB of fragments, or one larger fragment, are fetched at a time. The error of a range is raised when its turn
+        comes, and ends the iterator. Close the iterator to leave it early.
         """
         loop = shared_loop()
         read = self._inner.prefetch_reads(block=block, fail_on_jump=fail_on_jump)
@@ -194,7 +194,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
     ) -> SyncAppendService:
         """Return a batching append service. Use it as a context manager.
 
-        It has the arguments of `AppendService`. Raises the errors of opening its `spill`.
+        Takes the arguments of `AppendService`. Raises the errors of opening `spill`.
         """
         client = self._inner
 
@@ -212,7 +212,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
 
         return SyncAppendService(self._run(make()), pending_bytes, has_spill=spill is not None)
 
-    # -- Running them ----------------------------------------------------------------------------------------------
+    # -- Running calls ---------------------------------------------------------------------------------------------
 
     @property
     def _inner(self) -> JournalClient:
@@ -263,7 +263,7 @@ class SyncAppender(AppenderFace):
 class SyncAppendService(AppendServiceFace, QueuedFace):
     """A blocking `AppendService`. Leaving the `with` block flushes, or drops pending content after an exception.
 
-    Several threads may use it. `append` does not wait for the loop's thread, only for room.
+    A service is thread-safe. `append` does not wait for the loop's thread, only while too much is pending.
     """
 
     def __init__(self, service: AppendService, pending_bytes: int, *, has_spill: bool = False) -> None:
@@ -290,18 +290,18 @@ class SyncAppendService(AppendServiceFace, QueuedFace):
     def append(self, journal: str, content: bytes) -> concurrent.futures.Future[Appended]:
         """Accept content, and return a future of its commit. Blocks while too much is pending.
 
-        With a spill, it blocks until the content is written, and raises SpillFailed if that fails.
+        With a spill, blocks until the content is written to it, and raises SpillFailed if that fails.
         """
         if self._has_spill:
             return self._run(_accepted(self._service, journal, content))
         return self._submit(lambda: self._service.append_nowait(journal, content), len(content))
 
     def flush(self) -> None:
-        """Return once all accepted content is committed. Raises the first failure of a journal that is not reset."""
+        """Wait until all accepted content is committed. Raises the first failure of a journal that is not reset."""
         self._run_after_calls(self._service.flush)
 
     def cancel(self) -> None:
-        """Drop pending content; a spill keeps its content. The outcome of appends under way is unknown."""
+        """Drop pending content; a spill keeps its content. The outcome of in-flight appends is unknown."""
         self._run_after_calls(self._service.cancel)
 
 

@@ -30,19 +30,19 @@ class AppendResult:
     durability: Durability | None = None
     """The durability of the append when it was acknowledged. None from Gazette's brokers."""
     stored_end: int = field(default=0, repr=False, compare=False)
-    """The end of stored content, if the append asked about content."""
+    """The end of the content in a fragment store. 0 unless the append requested its durability."""
     _later: Assurance | None = field(default=None, repr=False, compare=False)
 
     async def durable(
         self, *, replicas: int = 0, zones: int = 0, synced: bool = False, retry_timeout: float | None = None
     ) -> Durability:
-        """Wait for this durability by `JournalClient.durable`. Cancelling changes nothing."""
+        """Wait until the append has this durability (see `JournalClient.durable`). Cancelling ends only the wait."""
         return await self._assurance.durable(
             self, replicas=replicas, zones=zones, synced=synced, retry_timeout=retry_timeout
         )
 
     async def stored(self, *, retry_timeout: float | None = None) -> None:
-        """Wait until a fragment store has it, by `JournalClient.stored`. Cancelling changes nothing."""
+        """Wait until a fragment store has the append (see `JournalClient.stored`). Cancelling ends only the wait."""
         await self._assurance.stored(self, retry_timeout=retry_timeout)
 
     @property
@@ -86,7 +86,7 @@ class JournalInfo:
 
     @property
     def primary(self) -> int:
-        """The primary's place among the members of the route; -1 if there is none."""
+        """The primary's index in the members of the route; -1 if there is no primary."""
         return self.route.primary if 0 <= self.route.primary < len(self.route.members) else -1
 
 
@@ -122,7 +122,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class FragmentInfo:
-    """A fragment of the index. `signed_url` is empty unless signing was requested and the fragment is persisted."""
+    """A listed fragment. `signed_url` is empty unless signing was requested and the fragment is persisted."""
 
     fragment: Fragment
     signed_url: str
@@ -138,7 +138,7 @@ class Suspend(enum.IntEnum):
     RESUME = pb.AppendRequest.SUSPEND_RESUME
     """Wake the journal if it is suspended."""
     NO_RESUME = pb.AppendRequest.SUSPEND_NO_RESUME
-    """Fail with JournalSuspended if it is suspended."""
+    """Raise JournalSuspended if the journal is suspended."""
     IF_FLUSHED = pb.AppendRequest.SUSPEND_IF_FLUSHED
     """Suspend the journal if all its content has been stored for a flush interval. JournalSuspended confirms it."""
     NOW = pb.AppendRequest.SUSPEND_NOW
@@ -151,8 +151,8 @@ class Suspend(enum.IntEnum):
 class AppendConditions:
     """The conditions of an append, and its changes of the journal's registers and suspension.
 
-    `offset` 0 means the journal's current head, unless `at_start` demands that this is 0. Registers change only with at
-    least one byte of content. An empty set of registers satisfies every check.
+    `offset` 0 accepts any head; `at_start` requires that the head is 0. Registers change only with at least one byte of
+    content. An empty set of registers satisfies every check.
     """
 
     offset: int = 0

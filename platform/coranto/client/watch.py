@@ -1,10 +1,10 @@
-"""Watched listings: the matching journals now, and after each creation, change or deletion of one.
+"""Watches of the journals that match a selector: a snapshot, and another after each creation, change or deletion.
 
 On the wire a snapshot is a message with a header and the first journals, then messages with only further journals, and
-an empty message at the end. Gazette's brokers send a header in all of them, which may be blank.
+an empty message at the end. Gazette's brokers send a header in all messages, which may be blank.
 
-A watch that survives disconnects is a sequence of such calls. Each call has the header of the last complete snapshot,
-so that no change is reported twice or missed.
+A watch that survives disconnects is a sequence of List RPCs. Each sends the header of the last complete snapshot, so
+that no change is reported twice or missed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SnapshotBuilder:
         self._journals: list[JournalInfo] = []
 
     def accept(self, response: pb.ListResponse) -> Listing | None:
-        """Accept the next message. Return the snapshot that it completes, or None.
+        """Accept the next message. Returns the snapshot that the message completes, or None.
 
         Raises the StatusError of a refusal, and CorruptData for a message that violates the protocol.
         """
@@ -61,7 +61,7 @@ class SnapshotBuilder:
 class Watch:
     """One watch. `snapshots` may be called once.
 
-    Until the first snapshot, calls that brokers cannot serve are retried for `retry_timeout` seconds; later, forever.
+    Calls that brokers cannot serve are retried: for `retry_timeout` seconds until the first snapshot, later forever.
     """
 
     def __init__(self, dispatcher: Dispatcher, clock: Clock, selector: pb.LabelSelector, retry_timeout: float) -> None:
@@ -79,7 +79,7 @@ class Watch:
                     if known is None:
                         self._retry = Retry(math.inf)
                     self._retry.progressed()
-                    # A resumed watch may report a snapshot after changes of other journals.
+                    # A resumed watch may send the same journals again after changes of other journals.
                     if known is None or known.journals != listing.journals:
                         yield listing
             except TRANSIENT as error:

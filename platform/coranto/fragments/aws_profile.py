@@ -16,7 +16,7 @@ from coranto.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class AwsProfile:
-    """Static credentials (empty: the library looks for them) and the region (empty: unknown)."""
+    """Static credentials (empty: the library finds its own) and the region (empty: unknown)."""
 
     access_key_id: str = ""
     secret_access_key: str = ""
@@ -28,7 +28,7 @@ class AwsProfile:
 
 
 def load(name: str, environ: Mapping[str, str]) -> AwsProfile:
-    """Load the profile `name`; when it is empty, the environment and the default profile.
+    """Load the profile `name`; if `name` is empty, the environment and the default profile.
 
     Environment variables override the default profile, as in AWS's own tools, but not a named profile. Raises
     InvalidInput when a named profile doesn't exist or has no static keys.

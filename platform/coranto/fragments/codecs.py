@@ -1,11 +1,11 @@
-"""Compression of a fragment's content, and decompression that does not trust the file.
+"""Compression of a fragment's content, and decompression of untrusted files.
 
 A file is a concatenation of independent pieces of at least `BATCH_BYTES` of content (gzip members, zstd frames, snappy
 framing-format chunks), so that a fragment can be compressed while it still grows. Only the offload codec writes a
 single gzip stream, as object stores expect for `Content-Encoding: gzip`.
 
-Readers know the length of a fragment's content from its name. Decompression never produces more, even if the file
-claims more. Any other length raises `CorruptFragment`.
+Readers know the length of a fragment's content from its name. Decompression never produces more, even if the file has
+more. Any other length raises `CorruptFragment`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coranto.errors import CorruptFragment
 from coranto.fragments.fragment import Codec
 
 BATCH_BYTES: Final = 1 << 20
-"""The least number of content bytes that are compressed together."""
+"""The minimum number of content bytes that are compressed together."""
 
 _GZIP_LEVEL = 4  # Within 1 % of level 6 on JSON, and a fifth cheaper.
 _ZSTD_LEVEL = 3
@@ -30,8 +30,8 @@ _SNAPPY_IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
 _SPARE_BYTES: Final = 1 << 20
 _OUTPUT_BYTES = 1 << 20  # The size of pieces when plain content is copied.
 
-# The most content that one byte can hold: deflate 1032, snappy 64 bytes in 3, zstd a 128 KiB block in 4.
-# A name that claims more than the file can hold is refused before any memory is allocated for it.
+# Maximum bytes of content per byte of file: deflate 1032, snappy 64 bytes in 3, zstd a 128 KiB block in 4.
+# A name that claims more than the file can hold is refused before memory is allocated for the content.
 _MAX_RATIO = {
     Codec.NONE: 1,
     Codec.GZIP: 1_032,
@@ -66,9 +66,9 @@ class Compressor:
         return self._batch() if len(self._pending) >= self._batch_bytes else b""
 
     def finish(self) -> bytes:
-        """Return the remaining bytes to be stored. The compressor cannot be used after that.
+        """Return the remaining bytes to be stored. The compressor cannot be used afterwards.
 
-        Empty content becomes a valid file of its codec too.
+        Empty content also becomes a valid file of the codec.
         """
         self._check_open()
         self._finished = True
@@ -94,13 +94,13 @@ class Compressor:
 
 
 def compress(codec: Codec, content: Readable) -> bytes:
-    """Return the whole file of a fragment with this content."""
+    """Return the complete file of a fragment with this content."""
     compressor = Compressor(codec)
     return compressor.write(content) + compressor.finish()
 
 
 def decompress(codec: Codec, data: Readable, expected_length: int) -> bytes:
-    """Return the content of a fragment's file, which must be exactly `expected_length` bytes.
+    """Return the content of a fragment's file. It must have exactly `expected_length` bytes.
 
     A file of the offload codec may arrive as stored, or already decompressed by the store; both are accepted. Raises
     CorruptFragment when the file is damaged, or its content is shorter or longer. Never produces more than
@@ -128,7 +128,7 @@ def decompress(codec: Codec, data: Readable, expected_length: int) -> bytes:
 def max_file_bytes(length: int) -> int:
     """Return the largest size in bytes of a file with `length` bytes of content, for any codec.
 
-    Compression may lengthen content a little. A much longer file is not the fragment's.
+    Compression may lengthen content slightly. A much longer file is not the fragment's.
     """
     return length + (length >> 4) + _SPARE_BYTES
 

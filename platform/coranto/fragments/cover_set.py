@@ -1,9 +1,9 @@
 """Sets of overlapping spans, and the choice of a span for an offset.
 
 Brokers and stores may hold many files that cover the same part of a journal. A `CoverSet` keeps only the useful ones:
-it drops every entry that lies wholly within another. So larger files win, and among equals the one added last (this
-is how a file in a store replaces the local one). The remaining entries are strictly increasing in `begin` and in
-`end`, but neighbours may still overlap.
+it drops every entry that lies wholly within another. So larger files win, and among equals the last one added: a file
+in a store replaces the local one. The remaining entries are strictly increasing in `begin` and in `end`, but adjacent
+entries may still overlap.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CoverSet(Generic[EntryT]):
     def __eq__(self, other: object) -> bool:
         return self._entries == other._entries if isinstance(other, CoverSet) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
         return f"CoverSet({self._entries!r})"
@@ -92,7 +92,7 @@ class CoverSet(Generic[EntryT]):
         return True
 
     def grow(self, before: EntryT, after: EntryT) -> bool:
-        """Replace `before`, if it is the last entry, with the longer `after` of the same begin. Return False if not."""
+        """Replace `before` by the longer `after` of the same begin. Return False if `before` is not the last entry."""
         entries = self._entries
         if not entries or entries[-1] is not before:
             return False

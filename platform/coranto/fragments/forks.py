@@ -7,13 +7,14 @@ fork offset is appended to the fork as its own first content.
 All of this is in labels, so it is invisible to Gazette's clients:
 
 * A fork names its source, its offset, the first offset that it shares, and each journal whose fragments it shares, with
-  the end of the shared part. A fork of a fork names the first source as well. So the fork's own spec says where its
-  fragments are, whatever happens to other journals.
-* A source has a *hold* for each fork: it keeps its content from there on. So its own spec limits its removals.
+  the end of the shared part. A fork of a fork names the first source as well. So the fork's own spec locates its
+  fragments, whatever happens to other journals.
+* A source has a *hold* for each fork: it keeps its content from the hold's offset on. So the source's own spec limits
+  the removal of its fragments.
 
-All code that lists the fragments of a journal asks `folders_of`. It gives each offset one folder: of the first source
-up to the end of that share, then of the next one, and of the fork itself from its shared end on. So files of an earlier
-journal with the fork's name never become shared content.
+All code that lists the fragments of a journal calls `folders_of`, which maps each offset to one folder: the first
+source's up to the end of that share, then the next source's, and the fork's own from its shared end on. So files of an
+earlier journal with the fork's name never become shared content.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def is_label(name: str) -> bool:
 
 
 def fork_of(spec: pb.JournalSpec) -> Fork | None:
-    """Return the fork that a journal is; None if it is none. Raises InvalidInput for labels that no fork has."""
+    """Return the fork that a spec's labels describe, or None. Raises InvalidInput for invalid labels."""
     source = labels.value_of(spec.labels, labels.FORK_OF)
     if not source:
         return None
@@ -87,14 +88,14 @@ def fork_of(spec: pb.JournalSpec) -> Fork | None:
 
 
 def shares_of(source: pb.JournalSpec, begin: int, end: int) -> tuple[Share, ...]:
-    """Return the shares of a fork that has the stored fragments of `source` within [begin, end)."""
+    """Return the shares of a fork that shares the stored fragments of `source` within [begin, end)."""
     above = fork_of(source)
     ends = [(each.journal, min(each.end, end)) for each in above.shares] if above is not None else []
     return _in_turn(begin, [*ends, (source.name, end)])
 
 
 def _in_turn(begin: int, ends: Iterable[tuple[str, int]]) -> tuple[Share, ...]:
-    """Return the shares that end at `ends`, each from the end of the one before on. They begin at `begin`."""
+    """Return consecutive shares: the first begins at `begin`, and each ends at one of `ends`."""
     found: list[Share] = []
     for journal, end in sorted(ends, key=lambda each: each[1]):
         if begin < end:
@@ -104,7 +105,7 @@ def _in_turn(begin: int, ends: Iterable[tuple[str, int]]) -> tuple[Share, ...]:
 
 
 def fork_labels(fork: Fork) -> list[tuple[str, str]]:
-    """Return the labels that make a journal this fork."""
+    """Return the labels that describe a fork in its spec."""
     return [
         (labels.FORK_OF, fork.source),
         (labels.FORK_OFFSET, str(fork.offset)),
@@ -122,16 +123,16 @@ def hold_for(fork: Fork) -> tuple[str, str]:
 def holds_of(spec: pb.JournalSpec) -> Mapping[str, int]:
     """Return the forks that a journal keeps content for, each with the first kept offset.
 
-    Raises InvalidInput for a label that is not such a hold.
+    Raises InvalidInput for an invalid hold.
     """
     return _pairs(spec, labels.FORK_HOLD, spec.labels)
 
 
 def require_unread(specs: Iterable[pb.JournalSpec], left: Collection[str]) -> None:
-    """Check that journals are no forks of those in `left`: a consumer has read these, and does not read them any more.
+    """Check that no journal is a fork of one in `left`, the journals that a consumer has read and no longer reads.
 
-    A consumer that was promoted, and still has the forks as its sources, would read their content once more. Raises
-    InvalidInput.
+    Otherwise the consumer, for example after a promotion with forks as its sources, would read their shared content
+    again. Raises InvalidInput.
     """
     for spec in specs:
         source = labels.value_of(spec.labels, labels.FORK_OF)
@@ -151,7 +152,8 @@ def is_held(holds: Mapping[str, int], fork: str, begin: int) -> bool:
 def held_from(spec: pb.JournalSpec) -> int:
     """Return the first offset that a journal keeps for its forks; MAX_OFFSET without any.
 
-    A hold that cannot be read keeps everything. So does a fork that is forming, because that is yet to be compared.
+    An invalid hold keeps everything. A fork that is forming keeps everything, too, because its content is yet to be
+    compared with its source's.
     """
     if labels.value_of(spec.labels, labels.FORK_STATE) == labels.FORMING:
         return 0
@@ -162,7 +164,7 @@ def held_from(spec: pb.JournalSpec) -> int:
 
 
 def first_offset(spec: pb.JournalSpec) -> int:
-    """Return the first offset that a journal ever had: 0, unless it is a fork that shares less."""
+    """Return the first offset that a journal ever had: 0, or the first offset that a fork shares."""
     try:
         fork = fork_of(spec)
     except InvalidInput:
@@ -171,9 +173,9 @@ def first_offset(spec: pb.JournalSpec) -> int:
 
 
 def folders_of(spec: pb.JournalSpec) -> tuple[Share, ...]:
-    """Return the folders that have a journal's fragments, its own first, each with the fragments that count there.
+    """Return the folders that have a journal's fragments, its own first, each with the offsets that count there.
 
-    Raises InvalidInput for labels that no fork has.
+    Raises InvalidInput for invalid labels of a fork.
     """
     fork = fork_of(spec)
     if fork is None:
@@ -189,9 +191,9 @@ def counts_in(folders: Iterable[Share], fragment: Fragment) -> bool:
 def kept(spec: pb.JournalSpec, fragments: Iterable[Fragment], now: float) -> list[Fragment]:
     """Return a journal's listed fragments without shared ones that are older than its own retention.
 
-    The files of these are its source's, so it only leaves them out, from the beginning on and without a new gap. A gap
-    behind them keeps none: retention has removed content of the fork's own there, since nothing shared is missing.
-    `now` is wall time in seconds.
+    The files of shared fragments belong to the source, so the fork only omits them from the list: from the beginning on
+    and without a new gap. Unlike in `retention`, a later gap keeps no fragment: the gap is in the fork's own content,
+    where retention has removed it, because no shared content is missing. `now` is wall time in seconds.
     """
     listed = list(fragments)
     retention = spec.fragment.retention.ToNanoseconds() / 1e9
@@ -205,7 +207,7 @@ def kept(spec: pb.JournalSpec, fragments: Iterable[Fragment], now: float) -> lis
 
 
 def _pairs(spec: pb.JournalSpec, name: str, found: pb.LabelSet) -> dict[str, int]:
-    """Return the values `<offset>/<journal>` of a label, by journal. Of several offsets, the lowest counts."""
+    """Return the values `<offset>/<journal>` of a label as offsets by journal: the lowest of several offsets."""
     pairs: dict[str, int] = {}
     for value in labels.values_of(found, name):
         offset, _, journal = value.partition("/")

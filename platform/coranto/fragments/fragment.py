@@ -1,8 +1,8 @@
 """Fragments: named, checksummed spans of a journal's content.
 
-A fragment covers offsets [begin, end). Its *content name* has everything that is needed to verify the file of that
-name: both offsets, the SHA-1 of the uncompressed content, and (as extension) the codec. Its *content path* has the
-journal's name, and optionally a postfix such as `date=2013-01-01`, before the content name.
+A fragment covers offsets [begin, end). Its *content name* has everything that is needed to verify its file: both
+offsets, the SHA-1 of the uncompressed content, and (as extension) the codec. Its *content path* has the journal's name,
+and optionally a postfix such as `date=2013-01-01`, before the content name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SUM = struct.Struct(">QQI")
 
 
 class Codec(enum.IntEnum):
-    """The compression of a fragment's file. The numbers are the wire's, where 0 is never valid."""
+    """The compression of a fragment's file. Numbers are as on the wire, where 0 is invalid."""
 
     NONE = pb.NONE
     GZIP = pb.GZIP
@@ -139,7 +139,7 @@ class Fragment:
             wire.path_postfix = self.path_postfix
 
     def is_wire(self, wire: pb.Fragment) -> bool:
-        """Return True if a wire message has this fragment. Needs no valid message, and makes no other fragment."""
+        """Return True if a wire message equals this fragment. The message may be invalid, and is not converted."""
         digest = wire.sum
         return (
             wire.end == self.end
@@ -154,7 +154,7 @@ class Fragment:
 
     @classmethod
     def from_wire(cls, message: pb.Fragment) -> Fragment:
-        """Return the fragment of a wire message. Raises InvalidInput with the field that is not valid."""
+        """Return the fragment of a wire message. Raises InvalidInput with the invalid field."""
         validate_wire_fragment(message)
         return cls(
             journal=message.journal,
@@ -233,11 +233,11 @@ def sum_of(content: bytes) -> bytes:
 
 
 def sum_words(digest: bytes) -> tuple[int, int, int]:
-    """Return the three big-endian words of a digest of 20 bytes, as on the wire."""
+    """Return the three big-endian words of a 20-byte digest, as on the wire."""
     part1, part2, part3 = _SUM.unpack(digest)
     return part1, part2, part3
 
 
 def sum_from_wire(message: pb.SHA1Sum) -> bytes:
-    """Return the digest of 20 bytes of a wire message."""
+    """Return the 20-byte digest of a wire message."""
     return _SUM.pack(message.part1, message.part2, message.part3)

@@ -1,4 +1,4 @@
-"""Go's time formats, which show the reference time `Mon Jan 2 15:04:05 2006`.
+"""Formatting of times with Go's layouts, which show the reference time `Mon Jan 2 15:04:05 2006`.
 
 Journal specs are shared with Gazette's brokers, whose path templates format times this way. Times are in UTC.
 """
@@ -15,7 +15,7 @@ _MONTHS = (
 )
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
-# A longer chunk comes before a chunk that begins it. "Jan" and "Mon" aren't chunks at the start of a longer word.
+# A chunk comes before its prefixes. "Jan" and "Mon" aren't chunks at the start of a longer word.
 _CHUNK = re.compile(
     r"January|Jan(?![a-z])|Monday|Mon(?![a-z])|MST"
     r"|2006|_2006|002|__2|_2|0[1-6]|15|[1-5]|PM|pm"
@@ -52,7 +52,7 @@ _CHUNKS: Mapping[str, Callable[[datetime], str]] = {
 
 
 def format_time(layout: str, at: datetime) -> str:
-    """Format `at`, which must be in UTC, in the layout of `layout`'s reference time."""
+    """Format `at`, which must be in UTC, with a layout."""
     return _CHUNK.sub(lambda found: _format_chunk(found[0], at), layout)
 
 

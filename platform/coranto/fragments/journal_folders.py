@@ -1,14 +1,14 @@
-"""The ownership of files in a fragment store: the rule that tells journals with nested names apart. Pure.
+"""The ownership of files in a fragment store, where journals may have nested names. Pure.
 
 A fragment is at `<journal>/[<postfix>/]<content name>`, and a postfix may be any path. So a file below
 `shop/events/eu/` may belong to the journal `shop/events/eu`, or to `shop/events` with the postfix `eu`. Postfix
 templates change over time, and the earlier ones are not recorded. A journal that missed fragments stored under an
-earlier template would give out their offsets a second time. Hence a journal's listing takes every file in any
-subfolder of its folder, except the subfolders that are known to be another journal's:
+earlier template would assign their offsets a second time. So a journal's listing has every file below its folder,
+except in subfolders that are known to belong to another journal:
 
-* A journal with the subfolder's name exists. A file belongs to the longest name that leads to it.
-* The subfolder has a *marker*: a file named `.coranto-journal`. Brokers leave one in the folder of each journal whose
-  content they store. It outlives the journal, and other clusters that share the store see it.
+* A journal with the subfolder's name exists. A file belongs to the longest name that is above it.
+* The subfolder has a *marker*: a file named `.coranto-journal`. Brokers write one to the folder of each journal whose
+  content they store. The marker outlives the journal, and other clusters that share the store see it.
 
 Brokers follow the same rule when they write. They do not use a postfix that leads into a folder of another journal
 (`owner_of`), and they refuse to create a journal whose name nests with another's.
@@ -33,7 +33,7 @@ MARKER_TEXT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file below a journal's folder: its relative path, the store's receipt time (Unix seconds), and its bytes."""
+    """A file below a journal's folder: its relative path, when the store received it (Unix seconds), and its bytes."""
 
     path: str
     mod_time: int
@@ -45,8 +45,8 @@ class FolderListing:
     """The content of a store below a journal's folder.
 
     `fragments` are the journal's own. `others` are the folders of other journals below it that have files, as relative
-    paths. `unmarked` are the `others` without a marker; it has the empty path too, if the journal has fragments
-    but its own folder has no marker. `unreadable` are files with other names, each with the reason.
+    paths. `unmarked` are the folders without a marker: the `others`, and the journal's own (an empty path) if it has
+    fragments. `unreadable` are the files without a fragment's name, each with the reason.
     """
 
     fragments: tuple[Fragment, ...]
@@ -67,7 +67,7 @@ def owner_of(folder: str, roots: Collection[str]) -> str | None:
 def sort_out(
     journal: str, files: Iterable[StoredFile], names: Iterable[str], *, backing_store: str = ""
 ) -> FolderListing:
-    """Find a journal's own fragments among all files below its folder. `names` are the names of existing journals."""
+    """Select a journal's own fragments among all files below its folder. `names` are the names of existing journals."""
     found = list(files)
     folder = f"{journal}/"
     marked = {each.path.rpartition("/")[0] for each in found if each.path.rpartition("/")[2] == MARKER}
@@ -102,5 +102,5 @@ Names = Callable[[], Iterable[str]]
 
 
 def no_names() -> Iterable[str]:
-    """Return no names, for callers that know of no journals. Then only markers show the files of other journals."""
+    """Return no names, for callers that know no journals. Then only markers identify the files of other journals."""
     return ()

@@ -4,13 +4,12 @@ A spec's `path_postfix_template` is usually a date partition::
 
     date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}/hour={{ .Spool.FirstAppendTime.Format "15" }}
 
-Gazette evaluates these with Go's text/template. Coranto evaluates the part of that language that such paths need:
-references, their methods, `printf`, `print`, `|`, parentheses, comments and `{{-`/`-}}`. A template that uses
-anything else (`if`, `range`, variables, other functions) is refused when its spec is validated, never later.
+Gazette evaluates templates with Go's text/template. Coranto implements the subset that paths need: references, their
+methods, `printf`, `print`, `|`, parentheses, comments and `{{-`/`-}}`. A template that uses anything else (`if`,
+`range`, variables, other functions) is refused when its spec is validated, never later.
 
-Everyone who may apply a spec can write a template, so parsing must take time in proportion to its length: it scans the
-text once, and never tries an expression a second time. MAX_TEMPLATE_BYTES, MAX_DEPTH and MAX_WIDTH limit the work of
-one template.
+Everyone who may apply a spec can write a template, so parsing must take linear time: it scans the text once, without
+backtracking. MAX_TEMPLATE_BYTES, MAX_DEPTH and MAX_WIDTH limit the work of one template.
 
 =============================================  ==========================================================
 reference                                      value
@@ -53,7 +52,7 @@ _FIELD = "path_postfix_template"
 
 
 class PostfixTemplate:
-    """A template that was parsed, and tested on an empty fragment."""
+    """A parsed template, tested on an empty fragment."""
 
     def __init__(self, text: str) -> None:
         """Raises InvalidInput when `text` isn't a template, is too long, or uses anything that is not supported."""
@@ -91,7 +90,7 @@ class _TemplateError(Exception):
     """A problem in a template. The caller adds the template's text."""
 
 
-# ------------------------------------------------------------------------------------------------ what can be named
+# -------------------------------------------------------------------------------------------------------- references
 
 
 class _Named(int):
@@ -110,7 +109,7 @@ class _Named(int):
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A method, and its number of arguments. All are texts."""
+    """A method, and its number of arguments, which are texts."""
 
     arguments: int
     call: Callable[..., _Value]
@@ -179,7 +178,7 @@ class _Literal:
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """A chain of fields from the root, or from the value of `of`. The last one may be a method."""
+    """A chain of fields from the root, or from the value of `of`. Only a method at the end takes arguments."""
 
     fields: tuple[str, ...]
     arguments: tuple[_Expression, ...] = ()
@@ -346,7 +345,7 @@ def _actions(text: str) -> Iterator[_Action]:
 
 
 def _find_close(text: str, position: int) -> int:
-    """Return the position of the `}}` or ` -}}` that closes an action. Those within quotes do not count."""
+    """Return the position of the `}}` or ` -}}` that closes an action, outside of quotes."""
     while position < len(text):
         char = text[position]
         if text.startswith("}}", position):

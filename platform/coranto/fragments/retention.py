@@ -1,15 +1,14 @@
 """Retention: the choice of fragments to remove. Pure. Brokers and `coranto journals prune` both use it.
 
-A stored fragment is *old* when it was stored at least `retention` ago. Only fragments at the beginning of the journal
-are removed, so that no new gap appears: every offset from the first remaining one on is still covered if it was covered
+A stored fragment is *old* if it was stored at least `retention` ago. Only fragments at the beginning of the journal are
+removed, so that no new gap appears: every offset from the first remaining one on is still covered if it was covered
 before. These fragments are kept at any age:
 
-* Every fragment that ends above the end of a kept one, such as one that is not old. So even where fragments overlap,
-  no new gap appears.
-* The fragment that reaches furthest in the stores. It shows the journal's head when no broker has more.
-* The fragments on both sides of a gap, if the one behind it was stored less than six hours ago. For so long readers,
-  too, assume that the missing content may still be stored.
-
+* Every fragment that ends above the end of a kept one, such as a fragment that is not old. So even where fragments
+  overlap, no new gap appears.
+* The stored fragment with the highest end. It shows the journal's head if no broker has more content.
+* The fragments on both sides of a gap, if the one after it was stored less than six hours ago. For that time, readers
+  also assume that the missing content may still be stored.
 * Every fragment that ends above the first offset that the journal keeps for its forks
   (`coranto.fragments.forks`).
 
@@ -31,7 +30,8 @@ def expired(
 ) -> list[Fragment]:
     """Return the stored fragments to remove, in the order of removal.
 
-    If the removal stops early, no new gap remains. `fragments` are all known fragments of one journal, in any order.
+    A removal in this order leaves no new gap if it stops early. `fragments` are all known fragments of one journal, in
+    any order.
     `now` is wall time in seconds. A retention of zero or less keeps everything. `held_from` is the first offset that is
     kept for forks.
     """

@@ -1,8 +1,8 @@
-"""The addresses that store URLs may name.
+"""The allowlist of addresses in store URLs.
 
 `?endpoint=` makes a process send requests, signed with its own identity, to an address that the URL's author chose.
-URLs come from specs and requests, so their authors are all users who may apply specs or ask for a store's health.
-Therefore URLs may name only addresses that an operator has listed, or that the process's environment names.
+URLs come from specs and requests, so their authors are all users who may apply specs or check a store's health.
+So URLs may name only addresses that an operator has listed, or that the process's environment has.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from coranto.fragments.store_urls import StoreUrl
 ANY: Final = "*"
 """The entry in a list of addresses that allows every address."""
 VARIABLE: Final = "CORANTO_STORE_ENDPOINTS"
-"""The variable that lists addresses for every process, also for those without settings: pruning, audits and checks."""
+"""The variable that lists addresses for every process, including pruning, audits and checks, which have no settings."""
 
 _OF_ENVIRONMENT: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _PORTS: Final = {"http": 80, "https": 443}
 
 
 def first_of_environment(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the address of S3 in the environment; empty when there is none."""
+    """Return the address of S3 in the environment; empty if it is not set."""
     return next((value for name in _OF_ENVIRONMENT if (value := environment.get(name))), "")
 
 
@@ -60,7 +60,7 @@ class AllowedEndpoints:
 
 
 def _address(endpoint: str) -> tuple[str, str, int]:
-    """Return scheme, host and port. The path is ignored: it does not decide who answers. Raises InvalidInput."""
+    """Return scheme, host and port. Ignores the path, because the server does not depend on it. Raises InvalidInput."""
     try:
         parts = urlsplit(endpoint)
         host, port = parts.hostname or "", parts.port

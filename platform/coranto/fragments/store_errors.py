@@ -1,7 +1,7 @@
 """Translation of the store library's errors to errors of Coranto.
 
 The library has types for some refusals, but not for all: denied listings, denied removals and missing buckets look like
-any other failure. The library quotes the service's answer, and this module recognises them there.
+any other failure. This module recognizes them in the service's answer, which the library quotes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
 from coranto.errors import FragmentNotFound, StoreDenied, StoreError
 
-# Texts quote the store's answer, which may be anything: so no pattern takes more than one pass over them.
+# Error texts quote the store's answer, which is not trusted. So every pattern matches in linear time.
 _STATUS: Final = re.compile(r"status code: (\d{3}) ([A-Za-z ]++)(?:: (?!<)([^\n]*+))?")
 _IN_XML: Final = re.compile(r"<Code>([^<]++)</Code>(?:\s*+<Message>([^<]*+)</Message>)?")
 _PLAIN_CODE: Final = re.compile(r"[A-Za-z]{1,64}")
@@ -27,8 +27,8 @@ _MAX_TEXT: Final = 16_384
 def store_error(action: str, subject: str, url: str, error: Exception) -> StoreError:
     """Return the error to raise for an error of the store library during `action` (such as "put") on `subject`.
 
-    Its message quotes the store. Its `kind` does not: a user who makes a broker call a store must not read through it
-    content that only the broker can reach.
+    Its message quotes the store. Its `kind` does not, so that a user who makes a broker call a URL cannot read content
+    that only the broker can reach.
     """
     text = str(error)[:_MAX_TEXT]
     status, code, words = _words(text)
@@ -46,7 +46,7 @@ def store_error(action: str, subject: str, url: str, error: Exception) -> StoreE
 
 
 def _kind(error: Exception, text: str, status: str, code: str) -> str:
-    """Return the kind of failure: of an answer only its status and code."""
+    """Return the kind of failure; for an answer, only its status and code."""
     parts = [code if _PLAIN_CODE.fullmatch(code) else "", status]
     if description := " ".join(filter(None, parts)):
         return description
@@ -58,7 +58,7 @@ def _kind(error: Exception, text: str, status: str, code: str) -> str:
 
 
 def _words(text: str) -> tuple[str, str, str]:
-    """Return the HTTP status and the service's error code, if known, and a line for people."""
+    """Return the HTTP status and the service's error code, if known, and a readable line."""
     first_line = text.strip().split("\n", 1)[0]
     answer = _STATUS.search(text)
     status, reason, body = answer.groups(default="") if answer else ("", "", "")

@@ -1,7 +1,7 @@
-"""Store URLs, which name the places of a journal's fragments.
+"""Store URLs: the locations of a journal's fragments.
 
 =================================================  ==========================================================
-URL                                                query arguments (`find` and `replace` go with all of them)
+URL                                                query arguments (`find` and `replace` are valid for all)
 =================================================  ==========================================================
 `file:///prefix/`
 `s3://bucket/prefix/`                              profile, endpoint, region, acl, storageClass, sse, sseKmsKeyId
@@ -14,8 +14,7 @@ The path must end in `/`. An object's key is the prefix and the fragment's conte
 `find` replaced by `replace`. The result must be a clean path, so that no key leads out of the prefix.
 
 All users who may apply specs can write URLs. Some parts (buckets, accounts, tenants, regions) become part of a
-service's
-address. They are accepted only if they cannot turn it into another party's address.
+service's address. They are accepted only if they cannot change it to another party's address.
 """
 
 from __future__ import annotations

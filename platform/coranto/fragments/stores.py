@@ -69,27 +69,27 @@ class FragmentStore(ABC):
 
     url: str
     has_placeholders = False
-    """Consoles and tools write an empty object for a folder: its key ends in a slash, which listings here leave out."""
+    """True if tools represent a folder by an empty object. Its key ends in a slash, which listings here omit."""
 
     @abstractmethod
     async def put(self, fragment: Fragment, content: Content) -> None:
-        """Store a fragment's compressed file, wholly or not at all. When it returns, the file survives power loss.
+        """Store a fragment's compressed file atomically. When `put` returns, the file survives power loss.
 
-        A fragment of the same name is replaced. Raises StoreError, and the errors of iterating over `content`. After an
+        Replaces a fragment of the same name. Raises StoreError, and the errors of iterating over `content`. After an
         error of `content`, nothing was stored or replaced under the fragment's name.
         """
 
     @abstractmethod
     async def size(self, fragment: Fragment) -> int | None:
-        """Return the bytes of the fragment's file; None if it is absent. Raises StoreError if the store cannot tell."""
+        """Return the bytes of the fragment's file; None if it is absent. Raises StoreError if that is unknown."""
 
     async def exists(self, fragment: Fragment) -> bool:
-        """Return True if the fragment's file exists. Raises StoreError when the store cannot tell."""
+        """Return True if the fragment's file exists. Raises StoreError if that is unknown."""
         return await self.size(fragment) is not None
 
     @abstractmethod
     def files(self, journal: str) -> AsyncIterator[StoredFile]:
-        """Yield every file below a journal's folder, also other journals' files, in no order. Raises StoreError."""
+        """Yield every file below a journal's folder, including other journals' files, unordered. Raises StoreError."""
 
     @abstractmethod
     async def mark(self, journal: str) -> None:
@@ -99,7 +99,7 @@ class FragmentStore(ABC):
         """
 
     async def listing(self, journal: str, names: Names = no_names) -> FolderListing:
-        """List a journal's folder, with files sorted by owner as `coranto.fragments.journal_folders` says.
+        """List a journal's folder, with files assigned to journals by `coranto.fragments.journal_folders`.
 
         `names` returns the names of existing journals, and is called after all files were listed. Files without a
         fragment's name are skipped with a log line, except for placeholders of folders. Raises StoreError.
@@ -108,7 +108,7 @@ class FragmentStore(ABC):
         placeholders = {each.path for each in files if each.size == 0} if self.has_placeholders else frozenset()
         found = sort_out(journal, files, names(), backing_store=self.url)
         for path, reason in found.unreadable:
-            # An upload in progress, or one that a crash ended, is normal.
+            # Uploads in progress, or interrupted by a crash, are normal.
             unfinished = path.rpartition("/")[2].startswith(_PARTIAL)
             level = logging.DEBUG if unfinished or path in placeholders else logging.WARNING
             _log.log(level, "store.file_skipped", store=self.url, journal=journal, path=path, reason=reason)
@@ -134,8 +134,8 @@ class FragmentStore(ABC):
     def sign(self, fragment: Fragment, ttl_seconds: float) -> str:
         """Return a URL that grants GET without credentials for `ttl_seconds`.
 
-        It may ask the service for credentials, and so block for a moment: prefer `sign_async` in an event loop. Raises
-        StoreError, and InvalidInput when the service does not sign for that long.
+        May request credentials from the service, and so block briefly: prefer `sign_async` in an event loop. Raises
+        StoreError, and InvalidInput if the service does not sign for that long.
         """
 
     @abstractmethod
@@ -148,9 +148,9 @@ class FragmentStore(ABC):
 
     @abstractmethod
     async def put_note(self, path: str, content: bytes) -> None:
-        """Store a file that is not a fragment at `path` below the store's prefix, wholly or not at all.
+        """Store a file that is not a fragment at `path` below the store's prefix, atomically.
 
-        It survives power loss like a fragment. A file of that path is replaced. Raises StoreError.
+        The file survives power loss, like a fragment. Replaces an existing file. Raises StoreError.
         """
 
     @abstractmethod
@@ -175,7 +175,7 @@ class FragmentStore(ABC):
 def verified_content(fragment: Fragment, data: bytes, *, source: str) -> bytes:
     """Return the verified content of a fragment whose file is `data`. `source` is for error messages.
 
-    Raises CorruptFragment when the file cannot be decompressed, or the length or SHA-1 differs from the name's.
+    Raises CorruptFragment if the file cannot be decompressed, or its content differs from the name's length or SHA-1.
     """
     try:
         content = decompress(fragment.codec, data, fragment.length)
@@ -249,7 +249,7 @@ class ObjectStoreFragments(FragmentStore):
                 yield bytes(piece)
 
     def _check_length(self, fragment: Fragment, length: int) -> None:
-        """Raise CorruptFragment for a file that is too long. A store is not trusted: it might send without end."""
+        """Raise CorruptFragment for a file that is too long. A store is not trusted, and might send endlessly."""
         try:
             check_file_length(fragment.length, length)
         except CorruptFragment as err:
@@ -264,9 +264,9 @@ class ObjectStoreFragments(FragmentStore):
             return await obstore.sign_async(self._signer(), "GET", self._key(fragment), self._lifetime(ttl_seconds))
 
     def _lifetime(self, ttl_seconds: float) -> timedelta:
-        """Return a URL's lifetime in whole seconds, as services count. Raises InvalidInput beyond a week on S3 and GCS.
+        """Return a URL's lifetime, rounded up to whole seconds. Raises InvalidInput beyond a week on S3 and GCS.
 
-        Both refuse such URLs, but one of them only at their use.
+        Both refuse such URLs, but one of them only when the URL is used.
         """
         if ttl_seconds > _MAX_SIGNED_SECONDS and self._url.scheme in ("s3", "gs"):
             raise InvalidInput(
@@ -311,12 +311,12 @@ class ObjectStoreFragments(FragmentStore):
 
 
 class FileFragments(ObjectStoreFragments):
-    """A store in folders of this machine, or of a file system that it mounts.
+    """A store in folders of this machine, or of a mounted file system.
 
-    This class writes files itself, because the object store library doesn't make them survive power loss.
+    This class writes files itself, because the object store library doesn't sync them to disk.
     """
 
-    has_placeholders = False  # It has folders.
+    has_placeholders = False  # File systems have real folders.
 
     def __init__(self, url: StoreUrl, root: Path) -> None:
         super().__init__(url, LocalStore(prefix=root))
@@ -361,7 +361,7 @@ class FileFragments(ObjectStoreFragments):
 
 
 def open_store(url: str, *, file_root: Path | None = None, endpoints: AllowedEndpoints | None = None) -> FragmentStore:
-    """Return the store of a URL. Nothing is read or written yet, so an unreachable store is noticed only later.
+    """Return the store of a URL. Nothing is read or written yet, so an unreachable store raises errors only later.
 
     `file_root` is the root folder of `file://` stores, which are refused without it. `endpoints` are the addresses that
     the URL may name. None allows any address, for a URL that the user of this process wrote. Raises InvalidInput when
@@ -370,7 +370,7 @@ def open_store(url: str, *, file_root: Path | None = None, endpoints: AllowedEnd
     parsed = parse_store_url(url)
     if endpoints is not None:
         endpoints.require(parsed)
-    _leave_gently()
+    _delay_exit()
     try:
         if parsed.scheme == "file":
             root = _require_root(url, file_root)
@@ -388,9 +388,9 @@ def open_store(url: str, *, file_root: Path | None = None, endpoints: AllowedEnd
 
 
 def open_objects(url: str, *, file_root: Path | None = None) -> tuple[ObjectStore, str]:
-    """Return the library's store of a URL, for objects that are no fragments, and the prefix of the keys.
+    """Return the library's store of a URL, for objects that are not fragments, and the prefix of the keys.
 
-    Raises as `open_store` does.
+    Raises the errors of `open_store`.
     """
     opened = open_store(url, file_root=file_root)
     assert isinstance(opened, ObjectStoreFragments)
@@ -398,11 +398,11 @@ def open_objects(url: str, *, file_root: Path | None = None) -> tuple[ObjectStor
 
 
 @functools.cache
-def _leave_gently() -> None:
-    """Make the process wait for a moment before it ends.
+def _delay_exit() -> None:
+    """Delay process exit briefly.
 
-    The library's threads still clean up after a call when its result is already there. A thread that needs the
-    interpreter for this after interpreter shutdown aborts the process.
+    The library's threads clean up after a call whose result was already returned. A thread that needs the interpreter
+    for this after interpreter shutdown aborts the process.
     """
     atexit.register(time.sleep, _EXIT_SECONDS)
 
@@ -455,7 +455,7 @@ def _azure(url: StoreUrl) -> AzureStore:
 def _plain_if(endpoint: str) -> dict[str, str]:
     """Return the option that allows an endpoint without TLS, which the library otherwise refuses.
 
-    It is part of a store's configuration, because client options would replace the environment's.
+    The option goes to the store's configuration, because client options would replace the environment's.
     """
     return {"allow_http": "true"} if endpoint.startswith("http://") else {}
 
@@ -475,7 +475,7 @@ MAX_OPEN_STORES: Final = 256
 
 
 class StoreRegistry:
-    """The stores in use, each opened once. Beyond MAX_OPEN_STORES, the one opened first is dropped.
+    """The stores in use, each opened once. Beyond MAX_OPEN_STORES, drops the store that was opened first.
 
     The limit exists because the URLs come from specs, which users write.
     """
@@ -516,7 +516,7 @@ def _require_root(url: str, file_root: Path | None) -> Path:
 
 def _create_partial(target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The random part alone makes names unique. With the whole name added, the file name could be too long.
+    # The random part alone makes names unique. With the fragment's name added, the file name could be too long.
     descriptor, name = tempfile.mkstemp(prefix=_PARTIAL, dir=target.parent)
     os.fchmod(descriptor, 0o644)
     os.close(descriptor)
@@ -529,7 +529,7 @@ def _append(partial: Path, content: bytes) -> None:
 
 
 def _commit(partial: Path, target: Path) -> None:
-    """Give a complete file its name. Sync its content before that, and its folder after that."""
+    """Sync a complete file, rename it to its final name, and sync its folder."""
     with partial.open("rb") as file:
         os.fsync(file.fileno())
     partial.replace(target)

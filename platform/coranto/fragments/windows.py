@@ -1,13 +1,11 @@
-"""Windows: consecutive ranges of offsets of several journals, each with a name that always means the same bytes.
+"""Windows: consecutive ranges of offsets of several journals, each with a name for exactly these bytes. Pure.
 
-Windows are numbered from 1. A window has, of each journal that it covers, the content [begin, end). A journal's content
+Windows are numbered from 1. A window has the content [begin, end) of each journal that it covers. A journal's content
 is covered without gap or overlap: where one window ends, the next one that has the journal begins. All ends are ends of
-stored fragments, so a window is made of whole fragments.
+stored fragments, so a window consists of whole fragments.
 
-The number of windows is bounded, because old neighbours are merged. For example, the windows 9 to 16 become one, whose
-name is `00000009-00000016`. It covers the same content, so each of their names still leads to it.
-
-Nothing here does I/O.
+The number of windows is bounded, because adjacent old windows are merged. For example, the windows 9 to 16 become one
+window with the name `00000009-00000016`. It covers the same content, so that the earlier names resolve to it.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The windows numbered `first` to `last`, as one. `created` is the time of the last one, in seconds since 1970."""
+    """The windows `first` to `last`, merged if several. `created` is the time of the last one, in Unix seconds."""
 
     first: int
     last: int
@@ -56,7 +54,7 @@ class Window:
 
     @property
     def name(self) -> str:
-        """The name, which always means the same bytes. Names of equal length sort by age."""
+        """The name, for exactly these bytes. Names of equal length sort by age."""
         return f"{self.first:08d}" if self.first == self.last else f"{self.first:08d}-{self.last:08d}"
 
     @property
@@ -65,7 +63,7 @@ class Window:
         return sum(span.length for span in self.spans.values())
 
     def merged(self, following: Window) -> Window:
-        """Return this window and the one that follows it as one."""
+        """Return this window merged with the next one."""
         spans = dict(self.spans)
         for journal, span in following.spans.items():
             before = spans.get(journal)
@@ -75,10 +73,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The content of a journal that can become windows.
+    """The stored content of a journal, for new windows.
 
-    `begin` is the first offset that can be read, and `ends` are the sorted possible ends of windows. `head` is
-    the journal's write head.
+    `begin` is the first offset that can be read, and `ends` are the sorted possible ends of windows. `head` is the
+    journal's write head.
     """
 
     begin: int
@@ -89,7 +87,7 @@ class Stored:
 
 
 def numbers_of(name: str) -> tuple[int, int]:
-    """Return the first and the last number of a window's name. Raises InvalidInput for text that is not such a name."""
+    """Return the first and the last number in a window's name. Raises InvalidInput for an invalid name."""
     found = _NAME.fullmatch(name)
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if found is None or not 0 < first <= last:
@@ -102,7 +100,7 @@ def numbers_of(name: str) -> tuple[int, int]:
 def find(windows: Sequence[Window], name: str) -> Window:
     """Return the window of that name, or the one that it was merged into.
 
-    Raises InvalidInput when there is none.
+    Raises InvalidInput if there is no such window.
     """
     first, last = numbers_of(name)
     index = bisect.bisect_right(windows, first, key=lambda window: window.first) - 1
@@ -148,9 +146,9 @@ def extend(
 ) -> list[Window]:
     """Return new windows that follow `windows`, made of whole fragments; at most `limit`.
 
-    A window has about `target` bytes at most, with an even share for each journal; only a larger fragment
-    makes a larger one. Content that does not fill a window is left for later, unless `partial`. Journals that no window
-    has yet begin at their first offset that can be read.
+    A window has about `target` bytes at most, with an even share for each journal; only a larger fragment makes a
+    larger window. Content that does not fill a window is left for later, unless `partial`. Journals that no window has
+    yet begin at their first offset that can be read.
 
     Raises InvalidInput for a target below 1, and CorruptData when content was lost before a window covered it, and for
     a journal that was deleted and created again.
@@ -218,10 +216,10 @@ def _choose(left: Mapping[str, Sequence[int]], at: Mapping[str, int], target: in
 
 
 def merge(windows: Sequence[Window], most: int) -> list[Window]:
-    """Return the windows with old neighbours merged, so that there are at most `most`.
+    """Return at most `most` windows, by merging adjacent old ones.
 
-    Of the older half, the two neighbours that are smallest together are merged first, so that sizes stay even. The
-    newer half stays as it is. Raises InvalidInput for less than 2 windows.
+    In the older half, the adjacent pair with the smallest total length is merged first, which keeps sizes even. The
+    newer half is not merged. Raises InvalidInput if `most` is less than 2.
     """
     if most < 2:
         raise InvalidInput(f"{most} windows are too few; keep at least 2", field="max_windows")

@@ -1,1 +1,1 @@
-"""Appends of clients: one by one, in batches, and over streams to brokers. Users import from `coranto.client`."""
+"""Appends of clients: single, batched, and over streams to brokers. Import public names from `coranto.client`."""

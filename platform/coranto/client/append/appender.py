@@ -1,4 +1,4 @@
-"""One append over a call of its own: content is streamed to the broker, and commits wholly or not at all.
+"""One append over its own call: content is streamed to the broker, and committed atomically.
 
 On the wire: a message with the parameters, messages of content, an empty message, and the half-close. A broker commits
 only after the empty message, so a failure before it means that nothing was applied. After it, the outcome is unknown
@@ -43,7 +43,7 @@ class _State(enum.Enum):
 
 
 class Appender:
-    """An append under way. Use as `async with client.appender(journal) as append:`, from one task.
+    """One append of streamed content. Use as `async with client.appender(journal) as append:`, from one task.
 
     The call starts with the first `write` or with `commit`. Leaving the block without a commit rolls back.
     """
@@ -60,8 +60,8 @@ class Appender:
         """`parameters` is a well-formed first message, which the appender owns during the append.
 
         Without `registers` the registers of the result are not validated. Without `may_proxy` a broker that is not the
-        primary refuses the append instead of proxying it, for callers that retry at the primary. `span` is the span of
-        the append, which the caller ends; without it, the end of the block ends one.
+        primary refuses the append instead of proxying it, for callers that retry at the primary. `span` is the append's
+        span, which the caller ends. Without it, the appender makes a span that ends with the block.
         """
         self._dispatcher = dispatcher
         self._parameters = parameters
@@ -97,7 +97,7 @@ class Appender:
         return self._length
 
     def begin(self) -> None:
-        """Open the call before the first `write`, if that needs no waiting. Raises the errors of `write`."""
+        """Open the call before the first `write`, unless that would have to wait. Raises the errors of `write`."""
         if self._call is None:
             chosen = self._dispatcher.to_primary(self._journal)
             if (chosen.routed or not self._dispatcher.has_choice) and chosen.tokens.are_ready:
@@ -173,7 +173,7 @@ class Appender:
         return self._open(chosen)
 
     async def _send(self, messages: Iterable[pb.AppendRequest]) -> Call:
-        """Send the parameters, if they were not sent, and messages. Raises the errors of `write`."""
+        """Send the parameters, unless they were sent already, and messages. Raises the errors of `write`."""
         try:
             call = self._call or await self._opened()
             if not self._introduced:

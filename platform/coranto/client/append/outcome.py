@@ -1,4 +1,4 @@
-"""The outcome of an append: its result, or an error that says whether it may have been applied."""
+"""The outcome of an append: its result, or an error that shows whether the append may have been applied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coranto.wire import protocol_pb2 as pb
 
 
 def subject_of(parameters: pb.AppendRequest) -> str:
-    """Return the description of an append for errors."""
+    """Return a description of an append for error messages."""
     at = f" at offset {parameters.offset}" if parameters.offset else ""
     return f"append to {parameters.journal}{at}"
 

@@ -25,9 +25,9 @@ from coranto.wire import protocol_pb2 as pb
 
 
 class PreparedAppend:
-    """An append that `JournalClient.prepare` makes, whose content follows with `commit`.
+    """An append from `JournalClient.prepare`, whose content is given to `commit`.
 
-    `begin` may open the call earlier. Abort an append that was begun and is not committed.
+    `begin` opens the call early. After `begin`, either commit or abort.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PreparedAppend:
         registers: bool = True,
         within: TraceSpan | None = None,
     ) -> None:
-        """The append's span is inside `within`, or otherwise the current one."""
+        """The append's span is a child of `within`, by default of the current span."""
         self._dispatcher = dispatcher
         self._clock = clock
         self._parameters = parameters
@@ -53,7 +53,7 @@ class PreparedAppend:
         self._span = None if tracer is None else tracer.span("append", parameters.journal, "CLIENT", within=within)
 
     def begin(self) -> None:
-        """Open the call early. Errors are left to `commit`. Does nothing if content may go over a stream."""
+        """Open the call early. Only `commit` raises errors. Does nothing if the content may use a stream."""
         append = self._appender()
         try:
             if self._dispatcher.may_stream(self._parameters.journal):
@@ -71,7 +71,7 @@ class PreparedAppend:
             self._span.end(status="rolled back")
 
     async def commit(self, content: bytes | Sequence[bytes]) -> AppendResult:
-        """Append content and commit it, wholly or not at all. Call it once. Raises as `JournalClient.append` does.
+        """Append content atomically. Call it once. Raises the errors of `JournalClient.append`.
 
         After a cancellation the outcome is unknown.
         """
@@ -129,7 +129,7 @@ class PreparedAppend:
 async def _append_small(
     dispatcher: Dispatcher, parameters: pb.AppendRequest, content: bytes, span: TraceSpan | None, *, registers: bool
 ) -> AppendResult | None:
-    """Append content over the stream to the primary. Returns None if its broker serves no streams.
+    """Append content over the stream to the primary. Returns None if the broker serves no streams.
 
     A broker that is not the primary refuses the append. Raises the errors of `Appender.commit`.
     """

@@ -1,10 +1,10 @@
 """Batching of small appends: ordered within each journal, parallel across journals, bounded in memory or on disk.
 
-While an append of a journal is under way, further content for the journal is queued for the next append
+While an append to a journal is in flight, further content for the journal is queued for the next append
 (docs/architecture.md, "An append").
 
 Brokers check only the end of an append to a journal of whole lines. So content that ends within a line is sent to such
-a journal as an append of its own, which is refused without refusing others.
+a journal in a separate append, and its rejection does not affect other content.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class AppendService:
             await self.close()
 
     async def close(self) -> None:
-        """Stop appending. Drops pending content as `cancel` does. A spill keeps its content."""
+        """Stop appending. Drops pending content, like `cancel`. A spill keeps its content."""
         try:
             await self.cancel()
         finally:
@@ -150,7 +150,7 @@ class AppendService:
     async def append(self, journal: str, content: bytes) -> asyncio.Future[Appended]:
         """Accept content, and return a future of its commit. Waits first while too much is pending.
 
-        Content commits in the order of acceptance. Waiting calls are served in turn. A cancelled call accepts nothing.
+        Content commits in the order of acceptance. Waiting calls are served in order. A cancelled call accepts nothing.
         Cancelling the future does not withdraw the content.
 
         With a spill, raises SpillFailed for content that cannot be written, for example on a full disk, and
@@ -195,7 +195,7 @@ class AppendService:
         return done
 
     async def flush(self) -> None:
-        """Return once all accepted content is committed. Raises the first failure of a journal that is not reset.
+        """Wait until all accepted content is committed. Raises the first failure of a journal that is not reset.
 
         Cancelling ends only the wait; appends continue.
         """
@@ -206,9 +206,9 @@ class AppendService:
                 raise state.failure
 
     async def cancel(self) -> None:
-        """Drop pending content; a spill keeps its content. The outcome of appends under way is unknown.
+        """Drop pending content; a spill keeps its content. The outcome of in-flight appends is unknown.
 
-        Appends also end if this call is cancelled.
+        The appends end even if this call is cancelled.
         """
         senders = [state.sender for state in self._journals.values() if state.sender is not None]
         for sender in senders:
@@ -216,7 +216,7 @@ class AppendService:
         await asyncio.gather(*senders, return_exceptions=True)
 
     def reset(self, journal: str) -> None:
-        """Accept appends to a journal again, after its failure was handled. Its failed content leaves the spill."""
+        """Accept appends to a journal again, after its failure was handled. Drops its failed content from the spill."""
         state = self._journals.get(journal)
         if state is not None:
             state.failure = None
@@ -228,7 +228,7 @@ class AppendService:
     async def _send(self, journal: str, state: _JournalQueue) -> None:
         batch: list[_PendingAppend] = []
         try:
-            # Wait one turn of the event loop, to send content accepted in the same turn together.
+            # Wait one turn of the event loop, to batch content that is accepted in the same turn.
             await asyncio.sleep(0)
             while state.queue:
                 parts = state.has_torn and len(state.queue) > 1 and await self._takes_whole_lines(journal)
@@ -239,7 +239,7 @@ class AppendService:
                     retry_unknown=self._retry_unknown,
                     retry_timeout=self._retry_timeout,
                 )
-                first = batch[0].span  # The span of the append is inside it, and the others lead to it.
+                first = batch[0].span  # The parent of the append's span. The other pieces' spans link to it.
                 result = await (append if first is None else first.around(append))
                 self._resolve(journal, batch, result)
                 batch = []
@@ -269,7 +269,7 @@ class AppendService:
         return found
 
     def _next_batch(self, queue: deque[_PendingAppend], *, parts_torn: bool) -> list[_PendingAppend]:
-        """Remove the content of the next append from the queue. `parts_torn` isolates content that ends in a line."""
+        """Remove the next batch from the queue. With `parts_torn`, content that ends within a line is a batch alone."""
         batch = [queue.popleft()]
         size = batch[0].size
         while queue and size + queue[0].size <= self._batch_bytes:

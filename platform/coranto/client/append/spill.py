@@ -1,9 +1,9 @@
 """The spill of an `AppendService`: accepted content in files of one folder, until brokers have committed it.
 
 A folder has segments, `00000001.spill` and so on, each a sequence of records with a CRC-32. A record of content has a
-sequence number, the journal's name and the content. A DONE record says that all content of a journal up to a number is
-settled. A segment is deleted when all content up to its end is settled. If little of the oldest
-segment is unsettled, that is copied to the end.
+sequence number, the journal's name and the content. A DONE record marks all content of a journal up to a number as
+settled. A segment is deleted when all content up to its end is settled. If the spill is full and at least half of the
+oldest segment is settled, the rest is copied to the end.
 
 Files are not synced for each record: they survive the end of the process, but a power loss may lose the newest records.
 """
@@ -83,7 +83,7 @@ class Spill:
     def __init__(
         self, folder: Path, max_bytes: int = DEFAULT_SPILL_BYTES, *, segment_bytes: int = _SEGMENT_BYTES
     ) -> None:
-        """Open a spill, and read all of its files. They may exceed `max_bytes` by a little.
+        """Open a spill, and read all of its files. The files may slightly exceed `max_bytes`.
 
         Removes a torn record at the end, with a log line. Raises DirectoryInUse, CorruptData for a damaged record
         before other records, and SpillFailed if files cannot be read or written.
@@ -146,9 +146,9 @@ class Spill:
         return content
 
     def settle(self, journal: str, pieces: Iterable[Spilled]) -> None:
-        """Settle content of a journal, and all content that was accepted for it before.
+        """Settle content of a journal, and all content that was accepted earlier for the journal.
 
-        If that cannot be written, the content is pending again when the spill is next opened.
+        If the DONE record cannot be written, the content is pending again when the spill is next opened.
         """
         through = 0
         for each in pieces:
@@ -215,7 +215,7 @@ class Spill:
         return _Segment(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def _reclaim(self) -> None:
-        """Delete the oldest segments, as far as all of their content is settled."""
+        """Delete the oldest segments until one has unsettled content."""
         with contextlib.suppress(OSError):  # A later call tries again.
             while self._segments and not self._segments[0].live:
                 oldest = self._segments[0]
@@ -228,7 +228,7 @@ class Spill:
                 del self._segments[0]
 
     def _move_oldest(self) -> bool:
-        """Copy the unsettled content of the oldest segment to the end, if that frees at least half of it."""
+        """Copy the unsettled content of the oldest segment to the end, if that frees at least half of the segment."""
         if len(self._segments) < 2 or 2 * self._segments[0].live_bytes > self._segments[0].size:
             return False
         oldest = self._segments[0]

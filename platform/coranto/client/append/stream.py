@@ -1,9 +1,9 @@
 """Many small appends over one call to one of Coranto's brokers.
 
 A unary call costs a broker several times as much as a small append. So appends share a stream: one message has all
-appends of a turn of the event loop, and one message their answers. Gazette's brokers do not serve such streams.
+appends of a turn of the event loop, and another has all their answers. Gazette's brokers do not serve such streams.
 
-If a stream breaks, the outcome of exactly the appends that were sent and not answered is unknown.
+If a stream breaks, the outcome is unknown for exactly the appends that were sent and not answered.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MAX_CONTENT_BYTES: Final = 1 << 16
 """The largest content that goes over a stream. Larger appends gain nothing, and would delay small ones."""
 
 WINDOW_BYTES: Final = 4 << 20
-"""The most bytes in flight: sent, and not answered."""
+"""The maximum bytes in flight: sent, and not answered."""
 
 JOURNAL_BYTES: Final = WINDOW_BYTES // 4
 """One journal's share of the window, so that a stalled journal does not delay others."""
 
 MIN_BYTES: Final = 4 << 10
-"""The least bytes of the window that an append takes, which also limits the appends in flight to 1,024."""
+"""The minimum bytes that an append takes of the window, which also limits the appends in flight to 1,024."""
 
 CLOSE_SECONDS: Final = 1.0
 """The longest wait for a broker to end a stream after this client ended it. Then the call is cancelled."""
@@ -117,7 +117,7 @@ class AppendStream:
         return answer.response
 
     async def is_idle_within(self, seconds: float) -> bool:
-        """Wait at most `seconds` until every append is answered. Return False if some are not."""
+        """Wait at most `seconds` until every append is answered. Return False if some are still unanswered."""
         if self._is_idle:
             return True
         self._idle = asyncio.get_running_loop().create_future()
@@ -211,7 +211,7 @@ class AppendStream:
                     appends.sent_bytes += length
                     size += length
             if size > before:
-                # The other journals have their turn first.
+                # Round robin: the next batch begins with the other journals.
                 self._journals[journal] = self._journals.pop(journal)
             elif not appends.unsent and not appends.sent_bytes:
                 del self._journals[journal]
@@ -241,7 +241,7 @@ class AppendStream:
             self._schedule_send()
 
     def _first_part(self, answers: int) -> int:
-        """Return how many of a message's answers to deliver a turn of the event loop before the others; 0 for all.
+        """Return the number of a message's answers to deliver one turn of the event loop before the others; 0 for all.
 
         A message that answers most appends in flight would make broker and client alternate, each waiting for the
         other. So half of the callers continue first. From then on the broker serves one half while the client prepares

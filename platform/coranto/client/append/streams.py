@@ -1,7 +1,7 @@
 """The stream of appends to one broker: opened over gRPC, then moved to frames if the broker serves them.
 
 A connection for frames is opened in the background. Appends move to it when the gRPC stream has answered everything,
-which keeps their order. If frames do not get through, gRPC continues, and frames are tried again later.
+which keeps their order. If frames cannot be used, appends stay on gRPC, and frames are tried again later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LACKING_SECONDS: Final = 300.0
 """The time after which a broker without streams is tried again, since it may have been upgraded."""
 
 FRAMES_AGAIN_SECONDS: Final = 60.0
-"""The least time between two attempts to move to frames."""
+"""The minimum time between two attempts to move to frames."""
 
 HANDOVER_SECONDS: Final = 0.25
 """The longest time that new appends wait for earlier ones before a move to frames."""
@@ -76,7 +76,7 @@ class AppendStreams:
             return self._stream
 
     def renew(self) -> None:
-        """Have later appends open another stream. Appends under way continue."""
+        """Make later appends open another stream. In-flight appends continue."""
         self._port = None
         if self._dialing is not None:
             self._dialing.cancel()
@@ -136,7 +136,7 @@ class AppendStreams:
         self._stream, self._framed, self._port, self._moved = framed, None, None, True
 
     def _dial_soon(self, port: FramePort, metadata: Metadata | None) -> None:
-        """Begin to connect in the background, unless an attempt is under way or was recent."""
+        """Start to connect in the background, unless an attempt is running or was recent."""
         if self._dialing is None and self._framed is None and _now() >= self._frames_at:
             self._dialing = asyncio.create_task(self._dial(port, metadata), name="connect for frames")
 
