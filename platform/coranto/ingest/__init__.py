@@ -1,6 +1,7 @@
-"""Ingest: rows of other systems become events of a stream, each once.
+"""Ingest: rows of other systems become events of a stream, exactly once.
 
-A file says where rows come from and where they go (`spec.py`). `Ingest` runs it; `coranto ingest` does so from a shell.
+A file defines an ingest: the source of rows and the stream (`spec.py`). `Ingest` and the command `coranto ingest` run
+it.
 """
 
 from __future__ import annotations

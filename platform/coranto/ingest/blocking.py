@@ -1,4 +1,4 @@
-"""An ingest for blocking code, such as a step of Dagster or a task of Airflow."""
+"""An ingest for blocking code, such as a Dagster step or an Airflow task."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_ingest(
     on_progress: Callable[[IngestReport], object] = lambda report: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> IngestReport:
-    """Run an ingest on the loop of this process, and return its report, as `Ingest.run` does.
+    """Run an ingest on the loop of this process, and return its report, like `Ingest.run`.
 
     `on_progress` and `stop` are called in this thread, twice a second. If `stop` returns True, or this thread is
     interrupted, the ingest commits the rows that it has read, and ends. Raises the errors of `Ingest.run`, MissingExtra

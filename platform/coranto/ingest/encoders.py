@@ -1,6 +1,6 @@
-"""The encoder of an ingest's rows: it checks them against the message type, if there is one.
+"""The encoder of an ingest's rows, which checks the rows against the message type, if there is one.
 
-With `register`, the type gets the fields of the source's schema, before rows that have them are encoded.
+`register` adds the fields of the source's schema to the type, before rows with these fields are encoded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Encoders:
-    """The encoder for rows of the present version of the type."""
+    """The encoder for the current version of the type."""
 
     def __init__(self, client: JournalClient, spec: IngestSpec) -> None:
         self.encoder = RowEncoder(spec.key)
@@ -32,7 +32,10 @@ class Encoders:
         self._registered: Sequence[TypeField] | None = None
 
     async def load(self) -> None:
-        """Take the latest version of the type. Raises as `TypeRegistry.find`, unless the ingest registers the type."""
+        """Load the latest version of the type. Raises the errors of `TypeRegistry.find`.
+
+        A type that the ingest registers may be missing.
+        """
         spec = self._spec
         if spec.type:
             try:
@@ -42,7 +45,7 @@ class Encoders:
                     raise
 
     async def register(self, fields: Sequence[TypeField] | None) -> None:
-        """Register fields of the source that the type lacks. Raises InvalidInput for those that cannot be added."""
+        """Register fields of the source that the type lacks. Raises InvalidInput if they cannot be added."""
         spec = self._spec
         if not fields or fields == self._registered:
             return  # Without fields, no row was read yet.

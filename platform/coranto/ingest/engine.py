@@ -1,8 +1,8 @@
-"""The engine of ingests: it writes the rows of a source to a stream, each once.
+"""The engine of ingests: it writes the rows of a source to a stream, exactly once.
 
-A process loads the progress of the last batch from the stream, reads rows that follow it, and commits them with the
-next positions as the next numbered batch. So of several processes one commits each batch, and the others load again.
-While a batch is committed, the next one is filled: no more than two are held.
+A process loads the progress of the last batch from the stream, reads the rows after it, and commits them with the new
+positions as the next numbered batch. If several processes run, one of them commits each batch, and the others reload
+the progress. While a batch is committed, the next one is filled: at most two batches are in memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LAG_SECONDS: Final = 10.0
 """The time between two measurements of the lag."""
 _LETTER_BYTES: Final = 256
 _IDLE_SECONDS: Final = 1.0
-"""The time without rows after which a commit that was under way is looked at."""
+"""The maximum wait for rows before the previous commit is awaited."""
 
 _log = structlog.get_logger(__name__)
 
@@ -67,7 +67,7 @@ class Ingest(RunningIngest):
         self._identity = ""
         self._measured = -math.inf
 
-    # -- One session: from the progress in the stream to the end, or a failure -----------------------------------------
+    # -- One session, from the progress in the stream to the end of the source or a failure ----------------------------
 
     async def _session(self, *, follow: bool) -> None:
         spec = self.spec
@@ -112,7 +112,7 @@ class Ingest(RunningIngest):
             raise batch.poison
 
     async def _fill(self, batch: _Batch, committing: asyncio.Task[LastBatch] | None) -> bool:
-        """Read rows until there are enough, or the time is over. Returns True if there are no more to read."""
+        """Read rows until the batch is full or its time is over. Returns True at the end of the source, or to stop."""
         spec, deadline = self.spec, self._clock.monotonic() + _IDLE_SECONDS
         while batch.size < spec.batch_bytes and self._clock.monotonic() < deadline:
             if self._stop.is_set():
@@ -132,7 +132,7 @@ class Ingest(RunningIngest):
         return False
 
     def _add(self, batch: _Batch, encoder: RowEncoder, reads: Sequence[Read]) -> None:
-        """Encode rows. A read with a row that cannot be an event is left out, unless such rows are kept."""
+        """Encode reads into the batch. Unless poison is kept, stops before the first read with a poison row."""
         spec = self.spec
         for read in reads:
             keys, events, poison = encode_rows(
@@ -173,10 +173,10 @@ class Ingest(RunningIngest):
             raise Fenced(f"batch {known.number} of {name} was decided by another process")
         return known
 
-    # -- Its parts -----------------------------------------------------------------------------------------------------
+    # -- Measurements --------------------------------------------------------------------------------------------------
 
     async def _measure(self) -> None:
-        """Measure the lag from time to time. A failure of that stops nothing."""
+        """Measure the lag every LAG_SECONDS. A failure to measure does not stop the ingest."""
         now = self._clock.monotonic()
         if now - self._measured < LAG_SECONDS:
             return
@@ -193,7 +193,7 @@ class Ingest(RunningIngest):
 
 
 def poison_of(position: Position, row: SourceRow, number: int, error: InvalidInput) -> Poison:
-    """Return a row that its source took for one, and that cannot be an event. Its read ends at the position."""
+    """Return the Poison for a row that cannot be encoded. `position` is the end of its read."""
     place = f"row {number + 1} of the read that ends at {position}"
     if row.meta:
         place = f"{{{row.meta.decode()}}}"

@@ -1,4 +1,4 @@
-"""The ingest that a file describes, and its source. Libraries of a source are imported only if it is used."""
+"""Opening of an ingest and its source. The libraries of a source are imported only if the source is used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_ingest(client: JournalClient, spec: IngestSpec, *, accept_loss: bool = 
 
 
 async def lag_of(spec: IngestSpec, positions: Positions) -> Mapping[str, int]:
-    """Return how much of each split is behind a position, as `RowSource.lag`. Nothing waits before a gateway."""
+    """Return the lag of each split (see `RowSource.lag`). Empty for webhooks, which have no lag."""
     return {} if isinstance(spec.options, WebhookOptions) else await open_source(spec).lag(positions)
 
 

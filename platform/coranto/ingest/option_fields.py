@@ -1,4 +1,4 @@
-"""Fields of files of ingests and tables, read from YAML with errors that tell the line."""
+"""Fields of the YAML files of ingests and tables, read with errors that name the line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def required(node: yaml.Node, entries: Mapping[str, yaml.Node], *names: str) -> 
 
 
 def checked(node: yaml.Node, check: Callable[[str], Any]) -> Any:
-    """Return the value that `check` makes of a text. Its errors get the line."""
+    """Return the result of `check` for a text. Adds the line to its errors."""
     try:
         return check(read_text(node))
     except InvalidInput as error:
@@ -83,7 +83,7 @@ _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def expanded(node: yaml.Node, environment: Mapping[str, str]) -> yaml.Node:
-    """Replace variables in all texts, in place. Errors name the variable, never a value."""
+    """Replace `${NAME}` variables in all texts, in place. Errors name the variable, never a value."""
     if isinstance(node, yaml.ScalarNode):
         for name in _VARIABLE.findall(node.value):
             if name not in environment:

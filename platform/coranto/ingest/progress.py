@@ -1,7 +1,7 @@
 """The progress of an ingest: the positions of its splits, as the stream's journal of decisions records them.
 
-Each batch records the positions that it changes. Now and then a batch records all of them, so that a process that
-continues the ingest reads a bounded part of the journal (`coranto.streams.writer.multi_key.numbered`).
+Each batch records the positions that it changes. From time to time a batch records all positions, so that a process
+that continues the ingest reads a bounded part of the journal (`coranto.streams.writer.multi_key.numbered`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from coranto.streams.writer.multi_key.numbered import LastBatch, NumberedBatch
 
 _COMPLETE_BYTES: Final = 64 << 10
 _COMPLETE_SHARE: Final = 4
-"""All positions are recorded after that many bytes of changes, and after that many times their own bytes."""
+"""All positions are recorded after _COMPLETE_BYTES of changes, or _COMPLETE_SHARE times their own size if larger."""
 
 _log = structlog.get_logger(__name__)
 
@@ -37,13 +37,13 @@ class IngestProgress:
     rows: int = 0
     letters: int = 0
     changed_bytes: int = 0
-    """The bytes of the records behind the last complete one."""
+    """The bytes of the records after the last complete one."""
     complete_bytes: int = 0
 
     def after(
         self, source: str, changes: Mapping[str, Position], lost: Mapping[str, int], rows: int, letters: int
     ) -> Self:
-        """Return the progress once a batch is committed."""
+        """Return the progress after a batch with these changes."""
         return replace(
             self,
             source=source,
@@ -54,7 +54,7 @@ class IngestProgress:
         )
 
     def record(self, changes: Mapping[str, Position], *, is_first: bool) -> tuple[dict[str, object], bool]:
-        """Return the record of a batch that leads to this progress, and True if it has all positions.
+        """Return the record of the batch that ends at this progress, and True if it has all positions.
 
         Raises InvalidInput if there are too many splits for a record.
         """
@@ -102,7 +102,7 @@ P = TypeVar("P", bound=IngestProgress)
 
 
 async def load(writer: BatchWriter[Any], name: str, *, accept_loss: bool = False) -> tuple[LastBatch, IngestProgress]:
-    """Return the last batch and the progress of an ingest, once all of it is readable.
+    """Return the last batch and the progress of an ingest, once all acknowledgements of the batch are appended.
 
     Raises CorruptData if the stream has lost records. With `accept_loss`, the ingest continues from the remaining ones.
     """
@@ -112,7 +112,7 @@ async def load(writer: BatchWriter[Any], name: str, *, accept_loss: bool = False
 async def load_into(
     progress: P, writer: BatchWriter[Any], name: str, *, accept_loss: bool = False
 ) -> tuple[LastBatch, P]:
-    """Load the progress of an ingest into a new one, as `load` does."""
+    """Load the progress of an ingest into `progress`, which must be new, like `load`."""
     known, last = await writer.last_batch(name), 0
     async for record in writer.records(known, name):
         if not last and not record.get("complete") and known.number:
@@ -132,7 +132,7 @@ async def load_into(
 
 
 async def catch_up(progress: IngestProgress, writer: BatchWriter[Any], name: str, last: LastBatch) -> LastBatch | None:
-    """Apply the batches that others have decided behind `last`. Returns the last, or None if records are missing."""
+    """Apply the batches that others have decided after `last`. Returns the last one; None if records are missing."""
     known, number = await writer.last_batch(name), last.number
     async for record in writer.records(replace(known, begin=last.end), name):
         progress.apply(record)
@@ -147,6 +147,6 @@ def next_batch(
     changes: Mapping[str, Position],
     letters: list[Mapping[str, object]],
 ) -> NumberedBatch:
-    """Return the batch that leads to this progress. Raises InvalidInput for too many splits."""
+    """Return the batch that ends at this progress. Raises InvalidInput for too many splits."""
     record, is_complete = progress.record(changes, is_first=not known.number)
     return NumberedBatch(name, known, record, is_complete, letters)

@@ -1,4 +1,4 @@
-"""Rows as encoded events with their keys, and as dead letters."""
+"""Encoding of rows as events with routing keys, and of poison rows as dead letters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from coranto.types.kinds import TypeField
 from coranto.types.writing import require_message
 
 MAX_ROW_BYTES: Final = 16 << 20
-"""The most bytes of an event."""
+"""The maximum bytes of an event."""
 META: Final = "_meta"
 _EVENTS: Final = JsonEvents()
 _BLANK: Final = _EVENTS.encode({})[: -len(b"}}\n")]  # {"_meta":{"uuid":"0…0"
@@ -36,7 +36,7 @@ _decode: Final = msgspec.json.Decoder().decode
 class UnparsedRows:
     """Rows as texts, with the routing key and the `meta` of each.
 
-    `poison` returns a row whose text is not an object of JSON, given by its number and the problem.
+    `poison` takes the number of a row whose text is not a JSON object, and the problem. It returns the row's Poison.
     """
 
     keys: Sequence[str]
@@ -55,7 +55,7 @@ class UnparsedRows:
 
 
 class EncodedRows(NamedTuple):
-    """Events behind their routing keys, and rows that cannot be events."""
+    """Events with their routing keys, and rows that cannot be events."""
 
     keys: Sequence[str]
     events: Sequence[bytes]
@@ -63,7 +63,7 @@ class EncodedRows(NamedTuple):
 
 
 class RowEncoder:
-    """Encodes rows. `key_field` is the field that has the routing key, instead of the source's key."""
+    """Encodes rows. `key_field` is the field with the routing key; empty to use the source's key."""
 
     def __init__(self, key_field: str = "", fields: Sequence[TypeField] | None = None, type_name: str = "") -> None:
         self._key_field = key_field
@@ -71,7 +71,7 @@ class RowEncoder:
         self._type_name = type_name
 
     def encode(self, row: SourceRow) -> tuple[str, bytes]:
-        """Return a row's routing key, and the event. Raises InvalidInput for a row that cannot be an event."""
+        """Return a row's routing key and its event. Raises InvalidInput for a row that cannot be an event."""
         key, fields, text, meta, is_deletion = row
         if self._fields is not None and not is_deletion:
             try:
@@ -91,9 +91,9 @@ class RowEncoder:
         return key, line
 
     def encode_texts(self, rows: UnparsedRows) -> tuple[Sequence[str], list[bytes]] | None:
-        """Return the keys and events of all rows, as `encode` makes them; None if there are other rows than plain ones.
+        """Return the keys and events of all rows, like `encode`, but faster. Returns None unless all rows are plain.
 
-        The text of a plain row is one line, and an object that has fields, but no metadata of its own.
+        The text of a plain row is one line: an object with fields, but without its own metadata.
         """
         keys = rows.keys
         try:
@@ -134,9 +134,9 @@ def encode_rows(
     *,
     keeps_poison: bool,
 ) -> EncodedRows:
-    """Encode rows. `poison_of` returns a row that cannot be an event, given with its number.
+    """Encode rows. `poison_of` makes the Poison of a row that cannot be an event, from the row, its number and error.
 
-    Ends at the first poison, unless it `keeps_poison`.
+    Ends at the first Poison, unless `keeps_poison`.
     """
     if isinstance(rows, UnparsedRows) and (found := encoder.encode_texts(rows)) is not None:
         return EncodedRows(*found, [])
@@ -158,7 +158,7 @@ def encode_rows(
 
 
 def _merged(fields: Mapping[str, Any], meta: bytes) -> bytes:
-    """Return the event of a row that has metadata of its own."""
+    """Return the event of a row with its own metadata."""
     theirs = fields[META]
     if not isinstance(theirs, dict):
         raise InvalidInput(f"has a field {META}, which is reserved for metadata, and not an object in it")
@@ -173,9 +173,9 @@ def _text(fields: Mapping[str, Any]) -> bytes:
 
 
 def parse_object(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return an object of JSON, and its text in one line: numbers keep their digits. Raises InvalidInput.
+    """Parse a JSON object. Returns it, and its text on one line, where numbers keep their digits. Raises InvalidInput.
 
-    The text must be JSON as RFC 8259 has it: UTF-8, and without NaN, infinities and single surrogates.
+    The text must conform to RFC 8259: UTF-8, and without NaN, infinities and lone surrogates.
     """
     try:
         fields = _decode(content)
@@ -188,7 +188,7 @@ def parse_object(content: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as one of JSON, in the form of message types. Raises InvalidInput for one that has none."""
+    """Convert a value to JSON, in the form of message types. Raises InvalidInput if JSON cannot express the value."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -210,7 +210,7 @@ def plain(value: Any) -> Any:
 
 
 def letter_of(source: str, split: str, poison: Poison) -> dict[str, object]:
-    """Return the dead letter of a row: where it is, why it is none, and its bytes in base64."""
+    """Return the dead letter of a poison row: its place, the problem, and its key and value in base64."""
     letter: dict[str, object] = {
         "ingest": source,
         "split": split,

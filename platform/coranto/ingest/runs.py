@@ -1,4 +1,4 @@
-"""Runs of ingests: sessions, one after the other, until one ends or a failure does not pass."""
+"""Runs of ingests: one session after the other, until a session succeeds or fails with a permanent error."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class IngestReport:
 
 
 class IngestOptions(TypedDict, total=False):
-    """`policy` is for waits. `accept_loss` continues after a loss of the stream's registers."""
+    """Options of a run. `policy` sets the retries. `accept_loss` continues after a loss of the stream's records."""
 
     metrics: IngestMetrics | None
     clock: Clock | None
@@ -54,7 +54,7 @@ class IngestOptions(TypedDict, total=False):
 
 
 class RunningIngest:
-    """A run of one ingest. Subclasses have its sessions."""
+    """A run of one ingest. Subclasses implement its sessions."""
 
     def __init__(
         self,
@@ -82,14 +82,14 @@ class RunningIngest:
         return self._report
 
     def stop(self) -> None:
-        """End the run once the rows that were read are committed. A later run continues there."""
+        """End the run once the rows that were read are committed. A later run continues after these rows."""
         self._stop.set()
 
     async def run(self, *, follow: bool = False) -> IngestReport:
-        """Ingest until the source has no more, or with `follow` until `stop`. Returns a report of it.
+        """Ingest until the source ends, or with `follow` until `stop`. Returns a report.
 
-        Failures that may pass are waited for, by default for ten minutes, with `follow` without a limit. Raises
-        PoisonRow, SourceChanged, InvalidInput, and the last error after the timeout. Committed rows stay committed.
+        Transient failures are retried, by default for ten minutes, with `follow` without a limit. Raises PoisonRow,
+        SourceChanged, InvalidInput, and the last error after the timeout. Committed rows stay committed.
         """
         timeout = math.inf if follow else JOB_SECONDS
         policy = self._policy or RetryPolicy(timeout, seed=int.from_bytes(os.urandom(4)))
@@ -120,14 +120,14 @@ class RunningIngest:
             await self._wait(delay or 0.0)
         return self._report
 
-    # -- Its parts -----------------------------------------------------------------------------------------------------
+    # -- Sessions ------------------------------------------------------------------------------------------------------
 
     async def _session(self, *, follow: bool) -> None:
-        """Ingest from the progress in the stream to the end. Raises Fenced, and errors of the client."""
+        """Ingest from the progress in the stream to the end of the source. Raises Fenced, and other errors of `run`."""
         raise NotImplementedError
 
     def _count(self, rows: int, size: int, letters: int, lost: int, began: float) -> None:
-        """Count a batch that is committed."""
+        """Count a committed batch."""
         metrics, name, report = self.metrics, self.spec.name, self._report
         report.rows += rows
         report.letters += letters
@@ -141,7 +141,7 @@ class RunningIngest:
         metrics.commit_seconds.labels(name).observe(self._clock.monotonic() - began)
 
     async def _wait(self, seconds: float) -> None:
-        """Wait, but not after `stop`."""
+        """Wait for some seconds, or until `stop`."""
         waits = asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -151,12 +151,15 @@ class RunningIngest:
 
 
 def may_pass(error: CorantoError) -> bool:
-    """Return True if an ingest that begins again at its progress may succeed."""
+    """Return True if a new session from the committed progress may succeed."""
     return error.retriable or error.outcome is Outcome.UNKNOWN or isinstance(error, StreamChanged | TransactionTimeout)
 
 
 async def prepare(client: JournalClient, spec: IngestSpec) -> None:
-    """Create the streams of the file, if necessary. Raises StreamNotFound, and InvalidInput for another format."""
+    """Create the ingest's stream and its dead letters, if necessary.
+
+    Raises StreamNotFound, and InvalidInput for a stream of another format.
+    """
     streams = Streams(client)
     try:
         stream = await streams.describe(spec.stream)

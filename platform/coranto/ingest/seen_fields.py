@@ -1,4 +1,4 @@
-"""The fields that hold the rows of all schemas that a source has read."""
+"""Fields for the rows of all schemas that a source has read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ K = TypeVar("K")
 
 
 class SeenFields:
-    """Merged fields of schemas. Each schema is read once."""
+    """Merged fields of schemas. Each schema is merged once."""
 
     def __init__(self) -> None:
         self._known: set[object] = set()

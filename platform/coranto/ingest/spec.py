@@ -1,4 +1,4 @@
-"""The file of an ingest in YAML: where rows come from, and the stream they go to.
+"""The YAML file of an ingest: its source, and the stream for its rows.
 
 name: orders
 stream: shop/orders
@@ -37,7 +37,7 @@ SOURCES: Final[Mapping[str, Callable[[yaml.Node], Any]]] = {
     "postgres": read_postgres,
     "webhook": read_webhook,
 }
-"""The kinds of sources, and what reads their options."""
+"""The kinds of sources, and the functions that read their options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +59,24 @@ class IngestNames(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IngestSpec:
-    """An ingest, as its file says."""
+    """The definition of an ingest, read from its file."""
 
     name: str
     stream: str
     kind: str
     options: Any
-    """The options of the source, of the class that its kind has."""
+    """The options of the source. Their class depends on the kind."""
     key: str = ""
-    """The field with the routing key. Empty: the source's own key."""
+    """The field with the routing key; empty for the source's own key."""
     keeps_poison: bool = False
-    """Rows that cannot be events go to the stream's dead letters."""
+    """True if rows that cannot be events go to the stream's dead letters."""
     batch_bytes: int = 4 << 20
     batch_seconds: float = 1.0
     create: NewStream | None = None
     type: str = ""
     registry: str = ""
     registers: bool = False
-    """The source's schema is registered as the type, and each change of it as a version."""
+    """True if the source's schema is registered as the type, and each change of the schema as a version."""
 
 
 def read_spec(content: str, environment: Mapping[str, str] | None = None) -> IngestSpec:

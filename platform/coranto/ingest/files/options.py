@@ -19,21 +19,21 @@ _FIELDS: Final = ("url", "pattern", "format", "columns", "delimiter", "changed",
 
 @dataclass(frozen=True, slots=True)
 class FileOptions:
-    """The place of files, and their format."""
+    """The location of files, and their format."""
 
     url: str
     pattern: str = "*"
     format: str = "json"
     columns: Mapping[str, str] = field(default_factory=dict)
-    """The types of columns of CSV that are not text."""
+    """The types of CSV columns that are not text."""
     delimiter: str = ","
     ignores_changes: bool = False
     look_seconds: float = 10.0
-    """The time between two listings, when new files are looked for."""
+    """The time between two listings for new files."""
 
     @property
     def without_schema(self) -> str:
-        """The files without a schema, for texts; empty if they have one."""
+        """The name of files without a schema in errors; empty if the files have a schema."""
         return "files of JSON" if self.format == "json" else ""
 
 

@@ -37,7 +37,7 @@ class FileRows(ABC):
         """Return rows of about `max_bytes` bytes, the position after them, and True at the end of the file. Blocks."""
 
     def fields(self) -> tuple[TypeField, ...]:
-        """Return the fields of the rows. Raises InvalidInput if no fields hold them, or if the rows have no schema."""
+        """Return the fields of the rows. Raises InvalidInput if the rows have no schema, or one without fields."""
         raise InvalidInput("its rows have no schema")
 
     def row(self, at: int, fields: Mapping[str, Any], text: bytes | None = None) -> SourceRow:
@@ -45,7 +45,7 @@ class FileRows(ABC):
 
 
 class Raw(io.RawIOBase):
-    """A file of the object store's library as one of Python's."""
+    """Adapter of a file of the object store's library to Python's `RawIOBase`."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -108,7 +108,7 @@ class CsvFileRows(FileRows):
 
     def __init__(self, path: str, file: io.RawIOBase, after: int, options: FileOptions) -> None:
         super().__init__(path)
-        csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))  # There is only one for the process.
+        csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))  # The limit is global.
         buffered = io.BufferedReader(file, 1 << 20)
         text = io.TextIOWrapper(buffered, "utf-8-sig", errors="surrogateescape", newline="")
         self._rows = csv.reader(text, delimiter=options.delimiter, strict=True)
@@ -145,7 +145,7 @@ class CsvFileRows(FileRows):
         return fields_of_csv(self._header, self._types)
 
     def _next(self) -> list[str] | str | None:
-        """Return the next row that is not empty, the problem of one that cannot be parsed, or None at the end."""
+        """Return the next row that is not empty, the parser's error for a bad row, or None at the end."""
         while True:
             try:
                 found = next(self._rows)
@@ -235,7 +235,7 @@ class ParquetFileRows(FileRows):
 
 
 def rows_of(options: FileOptions, path: str, file: Any, after: int) -> FileRows:
-    """Return the rows of a file behind a position. Raises InvalidInput for one that has another format. Blocks."""
+    """Return the rows of a file after a position. Raises InvalidInput for a file of another format. Blocks."""
     raw = Raw(file)
     if options.format == "csv":
         return CsvFileRows(path, raw, after, options)

@@ -1,4 +1,4 @@
-"""Fields of message types for rows of files, as `rows.py` writes them."""
+"""Fields of message types for the rows of files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLUMNS: Final = {
 
 
 def fields_of_csv(header: Sequence[str], types: Mapping[str, str]) -> tuple[TypeField, ...]:
-    """Return the fields of columns of CSV. Raises InvalidInput for a column of JSON, which has no fixed form."""
+    """Return the fields of CSV columns. Raises InvalidInput for a column of JSON, which has no fixed form."""
     for name in header:
         if types.get(name) == "json":
             raise InvalidInput(f"column {name} is json, which has no fixed form")
@@ -25,7 +25,7 @@ def fields_of_csv(header: Sequence[str], types: Mapping[str, str]) -> tuple[Type
 
 
 def fields_of_parquet(schema: Any) -> tuple[TypeField, ...]:
-    """Return the fields of a schema of Arrow. Raises InvalidInput for columns that no fields hold."""
+    """Return the fields of an Arrow schema. Raises InvalidInput for columns that fields cannot represent."""
     import pyarrow as pa
 
     from coranto.types.arrow import fields_of_arrow
@@ -34,7 +34,7 @@ def fields_of_parquet(schema: Any) -> tuple[TypeField, ...]:
 
 
 def _written(arrow: Any) -> Any:
-    """Return the type of values once they are written as JSON."""
+    """Return the type of an Arrow type's values after their conversion to JSON."""
     import pyarrow as pa
     from pyarrow import types
 

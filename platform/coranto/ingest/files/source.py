@@ -1,8 +1,8 @@
-"""Files in a folder or bucket as a source. Each file is a split; files are read one after the other, by their names.
+"""Files in a folder or bucket as a source. Each file is a split; files are read one by one, in the order of names.
 
-A position is `[identity, position within the file, done]`. The identity is the object's ETag, or in a folder its size
-and time of change. A file must be complete when it appears: write it elsewhere, then rename it. One that changes later
-is an error, because its rows may have been read in another form.
+A position is `[identity, position within the file, done]`. The identity is the object's ETag, or in a folder the file's
+size and modification time. A file must be complete when it appears: write it elsewhere, then rename it. A later change
+is an error, because rows may have been read before they changed.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ class FileSource:
                 raise SourceChanged(f"{self._options.url}{path} changed while it was read: {_ADVICE}")
 
     async def committed(self, positions: Positions) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     async def lag(self, positions: Positions) -> Mapping[str, int]:
-        """Return the bytes of files that are not read at all, and the bytes of one that is read in part."""
+        """Return the sizes of files that are not read to their end."""
         files = self._files or await asyncio.to_thread(self._list)
         return {path: file.size for path, file in files.items() if not (path in positions and positions[path][2])}
 
@@ -112,7 +112,7 @@ class FileSource:
     # -- Blocking parts ------------------------------------------------------------------------------------------------
 
     async def _list_files(self) -> None:
-        """List the files, and note those to be read. Raises SourceChanged."""
+        """List the files, and queue the unread ones. Raises SourceChanged."""
         files = self._files = await asyncio.to_thread(self._list)
         self._listed = time.monotonic()
         for path, (identity, at, done) in self._positions.items():
@@ -140,7 +140,7 @@ class FileSource:
         return Read(file.path, found, position)
 
     def _begin(self, path: str) -> bool:
-        """Begin to read a file behind its position. Returns False if it was removed before it was read."""
+        """Start reading a file after its position. Returns False if the file was removed before it was read."""
         known = self._positions.get(path)
         try:
             file = self._head(path)
@@ -172,7 +172,7 @@ class FileSource:
 
     def _file(self, path: str, meta: Any) -> _File:
         size, changed = int(meta["size"]), int(meta["last_modified"].timestamp() * 1_000_000)
-        # The ETag of a file has its number in the file system, which a copy changes.
+        # The ETag of a local file has its inode number, which differs for a copy.
         tag = "" if self._options.url.startswith("file:") else str(meta["e_tag"] or "")
         return _File(path, tag or f"{size}-{changed}", size)
 

@@ -1,1 +1,1 @@
-"""The gateway of webhooks: an ingest whose rows come as HTTP requests."""
+"""The gateway of webhooks: an ingest whose rows arrive as HTTP requests."""

@@ -1,4 +1,4 @@
-"""The progress of webhooks: the keys that were committed, and the last request of each gateway."""
+"""The progress of webhooks: the keys of the window, and the last committed request of each gateway."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from coranto.ingest.source import Position
 from coranto.ingest.webhook.keys import KeyWindow, decode, encode
 
 GATEWAY_SECONDS: Final = 86400.0
-"""The time to remember a gateway that commits nothing, if no key is remembered for longer."""
+"""The time to remember a gateway that commits nothing, unless the window of keys is longer."""
 
 
 @dataclass(slots=True)
 class WebhookProgress(IngestProgress):
-    """A split is a gateway, and its position the number and the time of its last request.
+    """The progress of webhooks. A split is a gateway; its position has the number and the time of its last request.
 
-    `keys` are all known keys. `new` are the keys of the batch that leads here, at the time `at`.
-    `seconds` is the time to remember them.
+    `keys` are all known keys. `new` has the packed keys of the last batch, which was decided at `at`. `seconds` is the
+    length of the window.
     """
 
     keys: KeyWindow = field(default_factory=lambda: KeyWindow(0.0))
@@ -29,7 +29,7 @@ class WebhookProgress(IngestProgress):
     seconds: float = 0.0
 
     def number_of(self, gateway: str) -> int:
-        """Return the number of a gateway's last request that is committed."""
+        """Return the number of a gateway's last committed request; 0 if there is none."""
         return int(self.splits.get(gateway, (0,))[0])
 
     def _fields(self, splits: Mapping[str, Position], *, is_complete: bool) -> dict[str, object]:
@@ -39,7 +39,7 @@ class WebhookProgress(IngestProgress):
             splits = self.splits = {name: each for name, each in splits.items() if each[1] >= oldest}
             self.keys.expire(self.at)
             new = [*self.keys.batches(), *new]
-        # Named, since a class with slots has no `super()` without arguments.
+        # `super()` without arguments fails in a dataclass with slots.
         fields = IngestProgress._fields(self, splits, is_complete=is_complete)
         return {**fields, "keys": encode(new)}
 

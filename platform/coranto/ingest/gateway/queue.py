@@ -1,8 +1,8 @@
-"""The requests that wait for their commit, in the order of their arrival. Pure, but for their futures.
+"""Queue of requests that wait for their commit, in the order of arrival. Pure, except for their futures.
 
-A request is *taken* for an attempt to commit. As long as the outcome of an attempt is unknown, the requests of it are
-part of each later attempt, with the same numbers. So the number of a gateway's last committed request says which of
-them are committed.
+A request is *taken* for an attempt to commit. While the outcome of an attempt is unknown, its requests are part of each
+later attempt, with the same numbers. So the number of a gateway's last committed request shows which requests are
+committed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Committed(NamedTuple):
 
 
 class KeyUsed(Exception):
-    """A request has the key of another one, and another body."""
+    """A request has the same key as another request, but a different body."""
 
 
 class WindowFull(Exception):
-    """No more keys can be remembered."""
+    """The window of keys is full."""
 
 
 class GatewayEnded(Exception):
@@ -36,7 +36,7 @@ class GatewayEnded(Exception):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A request with its encoded events. `digest` is None for one without a key."""
+    """A request with its encoded events. `digest` is None for a request without a key."""
 
     id: bytes
     digest: bytes | None
@@ -46,19 +46,19 @@ class Request:
     letters: Sequence[Mapping[str, object]]
     size: int
     done: asyncio.Future[Committed] = field(init=False)
-    """The outcome, from `put` on. A request is made in any thread."""
+    """The outcome. Set by `put`, which runs on the loop; a request may be made in any thread."""
     number: int = 0
-    """Its number among the requests of this gateway; 0 until it is taken."""
+    """The request's number at this gateway; 0 until it is taken."""
     waiting: int = 0
-    """The number of callers that wait for it."""
+    """The number of callers that wait for the outcome."""
 
     def fits(self, digest: bytes) -> bool:
-        """Return True if a request of this key, with a body of this digest, is this request."""
+        """Return True if a request with the same key and a body of this digest is a duplicate of this one."""
         return ANY_BODY in (self.digest, digest) or self.digest == digest
 
 
 class RequestQueue:
-    """Requests that are not committed. `release` is called with the size of each request that leaves."""
+    """Requests that are not committed. Calls `release` with the size of each request that leaves the queue."""
 
     def __init__(self, release: Callable[[int], object]) -> None:
         self._release = release
@@ -73,13 +73,13 @@ class RequestQueue:
 
     @property
     def keys(self) -> int:
-        """The number of keys of these requests."""
+        """The number of requests with a key."""
         return len(self._keyed)
 
     def put(self, request: Request) -> Request:
-        """Add a request, unless one of its key is there already. Returns the one that is there.
+        """Add a request, unless the queue has one with its key. Returns the queued request.
 
-        Raises KeyUsed if that has another body.
+        Raises KeyUsed if the queued request has a different body.
         """
         if request.digest is not None:
             there = self._keyed.get(request.id)
@@ -95,7 +95,7 @@ class RequestQueue:
         return request
 
     def leave(self, request: Request) -> None:
-        """Note that a caller no longer waits. Without callers, a request that was not taken is dropped."""
+        """Remove a waiting caller. Drops a request that was not taken and has no more callers."""
         request.waiting -= 1
         if not request.waiting and not request.number and not request.done.done():
             self._queue.remove(request)
@@ -103,7 +103,7 @@ class RequestQueue:
             self._forget(request)
 
     def take(self, max_bytes: int, keys: KeyWindow) -> list[Request]:
-        """Return requests of about `max_bytes` bytes for an attempt. Requests whose keys are known get their answer."""
+        """Return requests of about `max_bytes` bytes for an attempt. Answers requests whose keys are known."""
         size = sum(each.size for each in self._taken)
         while self._queue and (not self._taken or size + self._queue[0].size <= max_bytes):
             request = self._queue.popleft()
@@ -117,7 +117,7 @@ class RequestQueue:
         return list(self._taken)
 
     def settle(self, number: int, keys: KeyWindow) -> None:
-        """Answer taken requests that are committed: up to a number by this gateway, others by their keys."""
+        """Answer taken requests that are committed: by this gateway up to `number`, or by others, as `keys` shows."""
         taken, self._taken = self._taken, []
         for request in taken:
             if request.number <= number:
@@ -128,13 +128,13 @@ class RequestQueue:
             self.grown.set()
 
     def fail(self) -> None:
-        """Give up all requests."""
+        """End all requests with GatewayEnded."""
         for request in [*self._taken, *self._queue]:
             self._end(request, GatewayEnded())
         self._taken, self._queue = [], deque()
 
     def _is_known(self, request: Request, keys: KeyWindow) -> bool:
-        """Answer a request whose key is known."""
+        """Answer a request if its key is known. Returns False if not."""
         digest = None if request.digest is None else keys.get(request.id)
         if digest is None:
             return False
@@ -145,7 +145,7 @@ class RequestQueue:
         self._forget(request)
         if isinstance(answer, Exception):
             request.done.set_exception(answer)
-            request.done.exception()  # Perhaps no caller waits any more.
+            request.done.exception()  # Mark it as retrieved, since no caller may be waiting.
         else:
             request.done.set_result(answer)
 

@@ -1,8 +1,8 @@
-"""The HTTP server of webhooks: it takes requests, and answers in JSON.
+"""The HTTP server of webhooks: it accepts requests, and answers in JSON.
 
-Each request has limits of its own: of bytes, and of the time to arrive and to be committed. All bodies together have a
-limit of memory, and a fourth of it is for small ones. A sender may hold three fourths of the connections. So senders
-that flood, stall or send too much are refused, and others are served.
+Each request has a maximum size, and timeouts for receiving and committing it. All bodies share a memory limit, and a
+quarter of it is reserved for small bodies. A sender may hold three quarters of the connections. So the server refuses
+senders that flood, stall or send too much, and keeps serving others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _KEY: Final = "Idempotency-Key"
 _MAX_KEY: Final = 255
 _SMALL_BYTES: Final = 64 << 10
-"""A body up to here may use all of the memory, a larger one three fourths of it."""
+"""The maximum size of a small body. Small bodies may use all of the memory, larger ones three quarters of it."""
 _DRAIN_SECONDS: Final = 1.0
 """The time to receive the rest of a refused request, so that its sender reads the answer."""
 _AGAIN: Final = "1"
@@ -51,7 +51,7 @@ _OPTIONS: Final[Mapping[str, Any]] = {
 
 
 class Refused(Exception):
-    """A request is answered with an error."""
+    """The error that answers a request."""
 
     def __init__(self, status: int, error: str, *, closes: bool = False, **headers: str) -> None:
         super().__init__(error)
@@ -78,7 +78,7 @@ class WebhookServer:
         self._server = web.Server(self._serve, handler_cancellation=True, **_OPTIONS)
 
     async def start(self) -> None:
-        """Listen. Raises ClusterError if the address cannot be had, and InvalidInput for missing secrets."""
+        """Listen. Raises ClusterError if the address is not available, and InvalidInput for missing secrets."""
         options = self._options
         if self._scheme is not None:
             options.keys()
@@ -96,11 +96,11 @@ class WebhookServer:
         self._ingest.url = f"http://{host}:{port}{options.path}"
 
     async def stop(self) -> None:
-        """Take no more connections, and wait for the answers to requests that have come."""
+        """Accept no more connections, and wait until all received requests are answered."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
-            # aiohttp's own end drops the rest of requests that are arriving.
+            # aiohttp's own shutdown drops requests that have arrived in part.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.receive_seconds + self._options.commit_seconds):
                     await self._idle.wait()
@@ -197,7 +197,7 @@ class WebhookServer:
             async with asyncio.timeout(self._options.commit_seconds):
                 encoder = await self._ingest.encoder()
                 if size > _SMALL_BYTES:
-                    # One at a time: threads that compute together only slow each other down.
+                    # One at a time: concurrent computations in threads only slow each other down.
                     async with self._encoding:
                         made = await asyncio.to_thread(self._made, http, body, encoder)
                 else:
@@ -213,7 +213,7 @@ class WebhookServer:
     def _made(
         self, http: web.BaseRequest, body: bytes, encoder: RowEncoder
     ) -> tuple[Request | None, dict[str, object]]:
-        """Return the request with its encoded events, and the answer to it. Raises Refused."""
+        """Return the request with its encoded events (None for a challenge), and its answer. Raises Refused."""
         spec = self._ingest.spec
         key = _key_in(http.headers)
         digest = digest_of(body) if key else ANY_BODY
@@ -278,7 +278,7 @@ def _key_in(headers: CIMultiDictProxy[str]) -> str:
 
 
 def sender_of(address: str) -> str:
-    """Return the IPv4 address, or the /64 network of an IPv6 address: a sender has all addresses of its network."""
+    """Return the IPv4 address, or the /64 network of an IPv6 address, since a sender may use its whole network."""
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv4Address):
         return address
@@ -286,9 +286,10 @@ def sender_of(address: str) -> str:
 
 
 class _Connection(web.RequestHandler):
-    """A connection, which is closed if no request comes in time. A later request has aiohttp's time of idleness.
+    """A connection, which is closed if its first request is late. Later requests have aiohttp's keep-alive timeout.
 
-    `counts` has the connections by sender. A sender may have three fourths of all, so that it keeps no other out.
+    `counts` has the number of connections by sender. A sender may have three quarters of all connections, so that it
+    cannot lock others out.
     """
 
     def __init__(self, server: web.Server, options: WebhookOptions, counts: Counter[str]) -> None:
@@ -323,7 +324,7 @@ class _Connection(web.RequestHandler):
 
 
 class _Full(asyncio.Protocol):
-    """A connection beyond the limit: it is answered and closed."""
+    """A connection beyond the limit. It is answered with status 429, and closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

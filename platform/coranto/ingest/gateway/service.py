@@ -1,8 +1,8 @@
-"""The ingest of webhooks: it commits the requests that have come together, and knows the keys of earlier ones.
+"""The ingest of webhooks: it commits requests in batches, and deduplicates them by key.
 
-Gateways share one series of numbered batches. The record of each batch has the keys of its requests, so a gateway that
-decides a batch knows all keys of the window: if another gateway was faster, it reads the records of that one first, and
-then tries again without requests whose keys are there. A gateway that has competed with others takes turns with them
+Gateways share one sequence of numbered batches, and each batch's record has the keys of its requests. A gateway whose
+batch number was decided by another gateway reads that one's records, and retries without the requests whose keys they
+have. So a gateway that decides a batch knows all keys of the window. Gateways that compete take turns
 (`coranto.streams.writer.multi_key.numbered`).
 """
 
@@ -32,12 +32,12 @@ from coranto.streams.writer.multi_key.numbered import LastBatch
 
 _SOURCE: Final = "webhook"
 _COMPETING_SECONDS: Final = 600.0
-"""The time to take turns after another gateway has committed."""
+"""The time to take turns after another gateway has last committed."""
 _TURN_SECONDS: Final = 2.0
-"""The time after which a gateway whose turn it is counts as dead."""
+"""The timeout of a turn. Then the gateway whose turn it is counts as dead."""
 _POLL_SECONDS: Final = 0.004
 _PAUSE_SECONDS: Final = 0.012
-"""The time that a gateway leaves to others between two turns of its own."""
+"""The pause of a gateway between two of its turns, so that other gateways get one."""
 
 _log = structlog.get_logger(__name__)
 
@@ -62,7 +62,7 @@ class WebhookIngest(RunningIngest):
     # -- For the server ------------------------------------------------------------------------------------------------
 
     def hold(self, size: int) -> None:
-        """Count bytes of bodies in memory, until `release`."""
+        """Count bytes that bodies hold in memory, until `release`."""
         self.held_bytes += size
         self.webhooks.bytes.labels(self.spec.name).set(self.held_bytes)
 
@@ -75,10 +75,10 @@ class WebhookIngest(RunningIngest):
         return self._encoders.encoder
 
     async def commit(self, request: Request) -> Committed:
-        """Return once a request is committed. Takes over the count of its bytes.
+        """Wait until a request is committed. Releases its bytes, which the caller has counted with `hold`.
 
-        Raises KeyUsed and WindowFull, after which it is not committed, and GatewayEnded. After a cancellation it is
-        committed or not.
+        Raises KeyUsed and WindowFull if the request is not committed, and GatewayEnded if the outcome is unknown. After
+        a cancellation the outcome is unknown, too.
         """
         keys = self._progress.keys
         if request.digest is not None and keys.get(request.id) is None:
@@ -102,7 +102,7 @@ class WebhookIngest(RunningIngest):
     async def run(self, *, follow: bool = False) -> IngestReport:
         """Serve requests until `stop`.
 
-        Raises InvalidInput without `follow`, ClusterError for an address in use, and errors as other ingests do.
+        Raises InvalidInput without `follow`, ClusterError for an address in use, and the errors of `RunningIngest.run`.
         """
         if not follow:
             raise InvalidInput("a gateway of webhooks is a service: run it with --follow, or with the mode service")
@@ -120,7 +120,7 @@ class WebhookIngest(RunningIngest):
                 await self._closing
 
     def stop(self) -> None:
-        """Take no more requests, and end the run once those that have come are answered."""
+        """Accept no more requests, and end the run once all received requests are answered."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close(), name="close of a gateway")
 
@@ -186,7 +186,7 @@ class WebhookIngest(RunningIngest):
                 await self._clock.sleep(_PAUSE_SECONDS)
 
     async def _turn(self, writer: BatchWriter[Any], last: LastBatch) -> LastBatch | None:
-        """Return once it is the turn of this gateway, or with None once another one has committed."""
+        """Wait for this gateway's turn. Returns None if another gateway commits before."""
         mine, seen, since, dead = f"{last.number + 1}.{self._gateway}.", "", 0.0, ""
         while True:
             found = await writer.take_turn(last, self.spec.name, self._gateway, dead=dead)
@@ -200,7 +200,7 @@ class WebhookIngest(RunningIngest):
             await self._clock.sleep(_POLL_SECONDS)
 
     async def _caught_up(self, writer: BatchWriter[Any], last: LastBatch) -> LastBatch:
-        """Apply the batches that other gateways have decided."""
+        """Apply the batches that other gateways have decided, and return the last one."""
         known = await catch_up(self._progress, writer, self.spec.name, last)
         if known is None:
             known, self._progress = await self._load(writer)

@@ -1,1 +1,1 @@
-"""Topics of Kafka as a source. Needs the extra `kafka`."""
+"""Kafka topics as a source. Needs the extra `kafka`."""

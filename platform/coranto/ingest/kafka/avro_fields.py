@@ -1,4 +1,4 @@
-"""Fields of message types for records of Avro, as `AvroValues` writes them.
+"""Fields of message types for Avro records, as `AvroValues` decodes them.
 
 An enum, a uuid, a time, bytes and fixed are STRING. A union is the type that holds all of its branches, and nullable if
 one of them is null.
@@ -33,9 +33,9 @@ _LOGICAL: Final = {
 
 
 def fields_of_avro(text: str, referenced: Callable[[], Mapping[str, Any]]) -> tuple[TypeField, ...]:
-    """Return the fields of a schema in JSON. `referenced` returns the schemas that others define, by full names.
+    """Return the fields of a schema in JSON. `referenced` returns the schemas that its references define, by full name.
 
-    Raises InvalidInput for a schema that no fields hold.
+    Raises InvalidInput for a schema that fields cannot represent.
     """
     try:
         kind, _ = _Schemas(referenced).kind(json.loads(text), "", "")
@@ -47,7 +47,7 @@ def fields_of_avro(text: str, referenced: Callable[[], Mapping[str, Any]]) -> tu
 
 
 def names_of_avro(schema: Any, space: str = "") -> dict[str, Any]:
-    """Return the named schemas within a schema, each with its namespace, by full names."""
+    """Return the named schemas within a schema, each with its namespace, by full name."""
     if isinstance(schema, list):
         return {name: each for one in schema for name, each in names_of_avro(one, space).items()}
     if not isinstance(schema, dict):
@@ -71,7 +71,7 @@ def _full_name(schema: Mapping[str, Any], space: str) -> str:
 
 
 class _Schemas:
-    """The schemas that have been seen, by their names."""
+    """Converts schemas to types, and keeps named schemas for later references."""
 
     def __init__(self, referenced: Callable[[], Mapping[str, Any]]) -> None:
         self._referenced = referenced
@@ -79,7 +79,7 @@ class _Schemas:
         self._within: set[str] = set()
 
     def kind(self, schema: Any, space: str, place: str) -> tuple[Kind | None, bool]:
-        """Return the type of a schema's values, and True if they may be null. None: they are never anything else."""
+        """Return the type of a schema's values (None if they are always null), and True if they may be null."""
         if isinstance(schema, list):
             return self._union(schema, space, place)
         if isinstance(schema, str):

@@ -1,4 +1,4 @@
-"""A cluster of Kafka: the topics of an ingest with their ids and partitions, and the offsets that these have."""
+"""A Kafka cluster: the topics of an ingest, with their ids, partitions and offsets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Offsets(NamedTuple):
 
 
 class KafkaCluster:
-    """A cluster of Kafka. All calls block."""
+    """A Kafka cluster. All calls block."""
 
     def __init__(self, options: KafkaOptions) -> None:
         self._topics = list(options.topics)
@@ -62,7 +62,7 @@ class KafkaCluster:
             raise self._problem(error) from error
 
     def topics(self, names: Iterable[str] = ()) -> dict[str, Topic]:
-        """Return topics by their names, by default all. Raises SourceChanged for one that does not exist."""
+        """Return topics by name, by default all of the ingest. Raises SourceChanged for a topic that does not exist."""
         wanted = sorted(names) or self._topics
         found: dict[str, Topic] = {}
         for name, future in self._admin.describe_topics(TopicCollection(wanted), request_timeout=CALL_SECONDS).items():
@@ -98,7 +98,7 @@ class KafkaCluster:
         self._reported[error.code()] = error
 
     def _problem(self, error: Exception) -> CorantoError:
-        """Return the error for one of a call. A call says only that it failed; connections have reported why."""
+        """Return the error of a failed call. Its cause is not in `error`, but was reported by the connections."""
         while self._admin.poll(0):
             pass
         reported, self._reported = self._reported, {}
@@ -124,7 +124,7 @@ def client_options(
 
 
 def problem_of(error: Exception) -> CorantoError:
-    """Return the error for one of Kafka's library: InvalidInput where trying again does not help."""
+    """Translate an error of Kafka's library: InvalidInput if a retry cannot help, otherwise Unavailable."""
     cause = error.args[0] if isinstance(error, KafkaException) and error.args else error
     if isinstance(error, ValueError | TypeError) or (isinstance(cause, KafkaError) and cause.code() in _REFUSED):
         return InvalidInput(f"Kafka refuses: {cause}", field="source.kafka")

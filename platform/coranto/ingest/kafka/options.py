@@ -40,7 +40,7 @@ OWN_OPTIONS: Final = frozenset(
         "enable.partition.eof",
     )
 )
-"""Options of the client that exactly once needs."""
+"""Options of the client that the ingest sets itself, for exactly-once delivery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +53,22 @@ class KafkaOptions:
     registry: Mapping[str, str] = field(default_factory=dict)
     """The options of the Schema Registry's client."""
     from_end: bool = False
-    """Begin at the end of the partitions that are there at the first start."""
+    """True to skip the records that partitions have at the first start."""
     meta: tuple[str, ...] = META[:4]
     tombstones: bool = True
-    """Records without a value become events; otherwise they are left out."""
+    """True if records without a value become events; otherwise they are skipped."""
     accepts_loss: bool = False
     restarts: bool = False
-    """A recreated topic is read from its beginning."""
+    """True to read a recreated topic from its beginning; otherwise it is an error."""
     look_seconds: float = 10.0
     operation: str = ""
-    """The field of tombstones that is `delete`; empty if there is none."""
+    """The field that is `delete` in the event of a tombstone; empty for none."""
     client: Mapping[str, str] = field(default_factory=dict)
-    """More options of the client, such as the options of SASL and TLS."""
+    """Further options of the client, such as SASL and TLS."""
 
     @property
     def without_schema(self) -> str:
-        """The values without a schema, for texts; empty if they have one."""
+        """The name of values without a schema in errors; empty if the values have a schema."""
         return f"values that are {self.value}" if self.value in ("json", "text") else ""
 
 

@@ -1,8 +1,8 @@
-"""Messages of Protobuf as values of JSON, in the form of message types, and the fields that hold them.
+"""Conversion of Protobuf messages to the JSON values of message types, and of their descriptors to fields.
 
-Numbers are numbers. Fields without presence have their defaults. Names of enums, bytes in base64 and durations are
-STRING, a wrapper is its value, and times are cut to microseconds. Struct, Value and Any have Protobuf's own JSON form,
-which is of no type.
+Numbers stay numbers. Fields without presence have their defaults. Enums (by name), bytes (in base64) and durations are
+STRING, a wrapper is its value, and times are truncated to microseconds. Struct, Value and Any have Protobuf's own JSON
+form, which no type describes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ _EPOCH: Final = dt.datetime(1970, 1, 1)
 
 
 def json_of(message: Any) -> dict[str, Any]:
-    """Return the fields of a message that are set. Raises ValueError and TypeError for values without a form."""
+    """Return the fields of a message, except for unset fields with presence.
+
+    Raises ValueError and TypeError for values that JSON cannot express.
+    """
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         if field.has_presence and not message.HasField(field.name):
@@ -77,13 +80,13 @@ def _single(value: Any, field: FieldDescriptor) -> Any:
 
 
 def _entry(field: FieldDescriptor) -> Descriptor | None:
-    """Return the entries of a map; None for a field that is none."""
+    """Return the descriptor of a map's entries; None for a field that is not a map."""
     entry = field.message_type
     return entry if entry is not None and entry.GetOptions().map_entry else None
 
 
 def json_fields(owner: Descriptor, place: str = "", within: tuple[str, ...] = ()) -> tuple[TypeField, ...]:
-    """Return the fields that hold what `json_of` returns. Raises InvalidInput for a message that no fields hold."""
+    """Return fields for the results of `json_of`. Raises InvalidInput for a message that fields cannot represent."""
     if owner.full_name in within:
         raise InvalidInput(f"{place} is of {owner.full_name}, which contains itself: columns cannot express that")
     if not owner.fields:

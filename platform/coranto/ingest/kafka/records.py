@@ -1,4 +1,4 @@
-"""Records of Kafka as rows."""
+"""Conversion of Kafka records to rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coranto.ingest.source import Poison, SourceRow
 from coranto.types.kinds import TypeField
 
 DELETE: Final = "delete"
-"""The value of the field `operation` of a tombstone, as of a row that PostgreSQL deletes."""
+"""The value of a tombstone's field `operation`, as for a deleted row of PostgreSQL."""
 
 
 class Values(NamedTuple):
@@ -27,7 +27,7 @@ class Values(NamedTuple):
 
 
 class RecordRows:
-    """Makes rows of records."""
+    """Converts records to rows."""
 
     def __init__(self, options: KafkaOptions, values: Values) -> None:
         self._options = options
@@ -38,7 +38,7 @@ class RecordRows:
         self._with_headers = "headers" in options.meta
 
     def rows(self, topic: str, partition: int, records: Sequence[Any]) -> Iterable[SourceRow | Poison]:
-        """Return the rows of records of a partition. Their iterator raises Unavailable if a schema cannot be read."""
+        """Return the rows of a partition's records. Iteration raises Unavailable if a schema cannot be read."""
         parts = [("topic", topic), ("partition", partition)]
         head = b"".join(_member(*each) for each in parts if each[0] in self._options.meta)
         # Records without a key keep the order of their partition.
@@ -81,7 +81,7 @@ class RecordRows:
             yield SourceRow(_name(key, unkeyed), fields, text, meta, is_deletion)
 
     def _metas(self, head: bytes, records: Sequence[Any], keys: Sequence[bytes | None]) -> list[bytes]:
-        if self._with_offset and self._with_time and not self._with_key and not self._with_headers:  # As by default.
+        if self._with_offset and self._with_time and not self._with_key and not self._with_headers:  # The default.
             times = [record.timestamp() for record in records]
             if all(kind for kind, _ in times):
                 both = zip(records, times, strict=True)
@@ -116,7 +116,7 @@ def _member(name: str, value: object) -> bytes:
 
 
 def _text(content: bytes | None) -> object:
-    """Return bytes as a text, if they are UTF-8, and otherwise in base64."""
+    """Return bytes as a text if they are UTF-8, otherwise in base64."""
     if content is None:
         return None
     try:

@@ -1,8 +1,8 @@
-"""Values with a schema of a Schema Registry: Avro, by the client's deserializer, and Protobuf.
+"""Decoding of values with a schema in a Schema Registry: Avro, by the client's deserializer, and Protobuf.
 
-A value begins with a zero byte and the number of its schema (four bytes). In Protobuf follow the numbers that lead to
-the message within its file. A schema that the registry does not have makes a row poison; a registry that does not
-answer does not.
+A value begins with a zero byte and the id of its schema (four bytes). In Protobuf, the indexes of the message within
+its file follow. A schema that is not in the registry makes a row poison; a registry that does not answer raises
+Unavailable.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _NUMBERS: Final = frozenset(
 
 
 class AvroValues:
-    """Records of Avro as fields, with the names of their types left out."""
+    """Decodes Avro records to fields, without the names of their types."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._registry = _client(options)
         self._decode = AvroDeserializer(self._registry)
-        self._seen: dict[int, None] = {}  # Schemas of values, in their order.
+        self._seen: dict[int, None] = {}  # The schemas of values, in order of appearance.
         self._fields = SeenFields()
 
     def __call__(self, content: bytes) -> tuple[Mapping[str, Any], bytes | None]:
@@ -72,7 +72,7 @@ class AvroValues:
         return {name: plain(value) for name, value in fields.items()}, None
 
     def fields(self) -> tuple[TypeField, ...]:
-        """Return the fields of all values so far. Raises InvalidInput if no fields hold them, and Unavailable."""
+        """Return fields for all values so far. Raises InvalidInput if fields cannot represent them, and Unavailable."""
         return self._fields.of(list(self._seen), self._fields_of, "schema {}".format)
 
     def _fields_of(self, number: int) -> tuple[TypeField, ...]:
@@ -90,7 +90,7 @@ class AvroValues:
 
 
 class ProtobufValues:
-    """Messages of Protobuf as fields, with the names of the schema."""
+    """Decodes Protobuf messages to fields with the names in the schema."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._registry = _client(options)
@@ -122,13 +122,13 @@ class ProtobufValues:
         return found, None
 
     def fields(self) -> tuple[TypeField, ...]:
-        """Return the fields of all values so far. Raises InvalidInput if no fields hold them."""
+        """Return fields for all values so far. Raises InvalidInput if fields cannot represent them."""
         return self._fields.of(
             list(self._seen), lambda key: json_fields(self._seen[key]), "{0[1]} of schema {0[0]}".format
         )
 
     def _file(self, number: int) -> tuple[Any, Any]:
-        """Return a pool with the files of a schema, and the descriptor of its own."""
+        """Return a pool with a schema's file and its references, and the descriptor of the file."""
         pool = descriptor_pool.DescriptorPool()
         for known in _WELL_KNOWN:
             pool.AddSerializedFile(known.serialized_pb)
@@ -155,7 +155,7 @@ _WELL_KNOWN: Final[tuple[Any, ...]] = tuple(
 
 
 def _client(options: Mapping[str, str]) -> Any:
-    """Return a client of a registry. Raises InvalidInput for options that it refuses, without their values."""
+    """Return a client of a registry. Raises InvalidInput for options that the client refuses."""
     given: dict[str, object] = dict(options)
     try:
         for name in _NUMBERS & options.keys():
@@ -174,7 +174,7 @@ def _schema_of(content: bytes) -> int:
 
 
 def _indexes(content: bytes) -> tuple[list[int], int]:
-    """Return the numbers that lead to a message, and the offset behind them. `0` alone stands for the first message."""
+    """Return the indexes of a message within its file, and the offset after them. A single 0 is the first message."""
     numbers, at = list[int](), _HEAD_BYTES
     count = 1
     while len(numbers) <= count <= _MAX_INDEXES:
@@ -202,7 +202,7 @@ def _indexes(content: bytes) -> tuple[list[int], int]:
 
 @contextlib.contextmanager
 def _registry_errors(problem: str = "has a schema that cannot be used") -> Iterator[None]:
-    """Turn errors of the registry's client into InvalidInput where the schema is the cause, and into Unavailable."""
+    """Turn errors of the registry's client into InvalidInput if the schema is the cause, otherwise into Unavailable."""
     try:
         yield
     except InvalidInput:

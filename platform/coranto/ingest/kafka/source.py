@@ -1,10 +1,10 @@
-"""Topics of Kafka as a source. Each partition is a split, `topic/partition`, whose position is the next offset.
+"""Kafka topics as a source. Each partition is a split, `topic/partition`, whose position is the next offset.
 
-The split `topic` has the id of the topic as its position. Kafka gives no id twice. So if the id is the same after
-records were read, they are of the topic that was read before.
+The split `topic` has the id of the topic as its position. Kafka never reuses an id. So if the id is unchanged after
+records were read, the records are of the same topic as before.
 
-Only committed records are read. Offsets of aborted records, markers of transactions and compacted records are gaps: a
-position passes them. Offsets that retention has removed before they were read are lost.
+Only committed records are read. Offsets of aborted records, markers of transactions and compacted records are gaps,
+which positions skip. Offsets that retention has removed before they were read are lost.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _POLL_SECONDS: Final = 0.1
 _MAX_RECORDS: Final = 5000
 _FIRST_RECORDS: Final = 500
 _RECORD_BYTES: Final = 100
-"""The bytes that a record takes besides its key and its value."""
+"""The estimated bytes of a record in addition to its key and value."""
 _SETTLE_SECONDS: Final = 10.0
-"""A new leader of a partition may know of fewer committed records for a moment."""
+"""The wait for a new leader of a partition, which may briefly report a lower end."""
 _READ_OPTIONS: Final[Mapping[str, object]] = {
     "group.id": "coranto-ingest",  # The library demands one. Nothing is committed to it.
     "enable.auto.commit": False,
@@ -57,7 +57,7 @@ class KafkaSource:
         self._consumer: Consumer | None = None
         self._topics: dict[str, Topic] = {}
         self._next: dict[_Place, int] = {}
-        self._ends: dict[_Place, int] = {}  # Of partitions that are not read to the end that they had at the start.
+        self._ends: dict[_Place, int] = {}  # The ends at the start, of partitions not read that far.
         self._touched: set[str] = set()  # Topics of records that were read since the last `confirm`.
         self._first: list[Read] = []
         self._follow = False
@@ -85,7 +85,7 @@ class KafkaSource:
         return (TypeField(name, PlainKind.STRING), *found) if name and found is not None else found
 
     async def confirm(self) -> None:
-        """Check that the topics of the records that were read are the same as before."""
+        """Check that the topics of the records that were read were not recreated."""
         touched, self._touched = self._touched, set()
         if touched:
             found = await asyncio.to_thread(self._known.topics, touched)
@@ -94,10 +94,10 @@ class KafkaSource:
                     self._recreated(name, self._topics[name].id, topic.id)
 
     async def committed(self, positions: Positions) -> None:
-        """Nothing is to be done: Kafka is not told."""
+        """Do nothing: offsets are not committed to Kafka."""
 
     async def lag(self, positions: Positions) -> Mapping[str, int]:
-        """Return the offsets behind the positions. Some of them may be gaps."""
+        """Return the number of offsets after each position. Some of them may be gaps."""
         return await asyncio.to_thread(self._lag, positions)
 
     async def retained(self) -> int | None:
@@ -132,7 +132,7 @@ class KafkaSource:
         return identity
 
     def _assign(self, topics: Mapping[str, Topic], after: Positions) -> None:
-        """Begin to read partitions that are not read yet, each behind its position. Raises SourceChanged."""
+        """Start reading new partitions, each from its position on. Raises SourceChanged."""
         is_start = not self._topics
         for name, topic in topics.items():
             kept = self._topics[name].id if name in self._topics else after.get(name)
@@ -140,7 +140,7 @@ class KafkaSource:
                 if not (is_start and self._options.restarts):
                     self._recreated(name, kept, topic.id)
                 _log.warning("ingest.topic_recreated", topic=name, before=kept, now=topic.id)
-                # All of them go together with the id, so that none is taken for a position in the new topic.
+                # Reset all positions together with the id, so that none is mistaken for a position in the new topic.
                 old = [split for split in after if split.startswith(f"{name}/")]
                 self._first += [Read(split, (), None) for split in old]
                 after = {**after, **dict.fromkeys(old)}
@@ -165,7 +165,7 @@ class KafkaSource:
         """Return the first offset of a partition that is to be read."""
         split = _split(place)
         if after.get(split) is None:
-            # Partitions that come later are new, and so are their records.
+            # All records of partitions that are added later are new.
             if self._options.from_end and is_start and place[0] not in after:
                 self._first.append(Read(split, (), offsets.end))
                 return offsets.end
@@ -186,7 +186,7 @@ class KafkaSource:
         return position
 
     def _lose(self, place: _Place, position: int, first: int) -> None:
-        """Note that offsets are gone before they were read. Raises SourceChanged unless that is accepted."""
+        """Record the loss of offsets that were removed before they were read. Raises SourceChanged unless accepted."""
         if not self._options.accepts_loss:
             raise SourceChanged(
                 f"{_split(place)} was read to offset {position}, and begins at {first} now: its retention has removed "
@@ -248,16 +248,16 @@ class KafkaSource:
 
     def _made(self, place: _Place, records: Sequence[Any]) -> Iterable[SourceRow | Poison]:
         rows = self._rows.rows(*place, records) if records else ()
-        return rows if self._values.fields is None else list(rows)  # Their schemas are asked for before they are read.
+        return rows if self._values.fields is None else list(rows)  # `fields` needs their schemas first.
 
     def _passed(self, place: _Place, offset: int) -> None:
-        """Note that a partition is read to an offset."""
+        """Record that a partition is read up to an offset."""
         self._next[place] = max(offset, self._next[place])
         if offset >= self._ends.get(place, offset + 1):
             del self._ends[place]
 
     def _failed(self, place: tuple[Any, Any], error: KafkaError) -> None:
-        """Keep the library's report about a partition or the cluster."""
+        """Resume a partition whose position retention has removed. Raises any other error of the library."""
         if error.code() == KafkaError._AUTO_OFFSET_RESET and place in self._next:
             offsets, position = self._known.offsets([place])[place], self._next[place]
             if position < offsets.first:

@@ -1,1 +1,1 @@
-"""Tables of PostgreSQL as a source: their rows, and then their changes. Needs the extra `postgres`."""
+"""Tables of PostgreSQL as a source: first their rows, then their changes. Needs the extra `postgres`."""

@@ -1,4 +1,4 @@
-"""The changes of a publication as reads: one for each transaction of the database. All calls block."""
+"""The changes of a publication as reads, one for each transaction of the database. All calls block."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SPLIT: Final = "log"
 
 
 class LogPosition(NamedTuple):
-    """A position in the log. `done` changes of the transaction that is committed there are read, too."""
+    """A position in the log. Of the transaction that commits there, the first `done` changes are read, too."""
 
     lsn: int
     done: int = 0
@@ -36,7 +36,7 @@ class LogPosition(NamedTuple):
 
     @classmethod
     def parse(cls, text: Any) -> LogPosition:
-        """Read the position of the split. Raises CorruptData."""
+        """Parse the position of the split. Raises CorruptData."""
         place, _, timeline = str(text).partition("@")
         lsn, _, count = place.partition("+")
         if not (count or "0").isdecimal() or not (timeline or "0").isdecimal():
@@ -50,12 +50,12 @@ class LogPosition(NamedTuple):
 
 
 class _Transaction:
-    """A transaction whose changes come. They are held as the server sends them, which takes the least memory."""
+    """A transaction that is being received. Changes are kept as the server sends them, which takes the least memory."""
 
     def __init__(self, begin: TransactionBegin, done: int) -> None:
         self.begin = begin
         self.done = done
-        """The changes that are read already."""
+        """The number of changes that were read before; -1 if all were."""
         self.seq = 0
         self.subjects: list[Subject] = []
         self.payloads: list[bytes] = []
@@ -63,7 +63,7 @@ class _Transaction:
 
 
 class ChangeLog:
-    """The log behind a position. `position` is None until a snapshot begins it."""
+    """The log after a position. `position` is None until the first snapshot sets it."""
 
     def __init__(
         self,
@@ -81,20 +81,20 @@ class ChangeLog:
         self._relations: dict[int, TableRelation] = {}
         self._shapes: dict[int, Shape] = {}
         self._open: _Transaction | None = None
-        self._held: TransactionBegin | None = None  # A transaction that begins behind the position of a snapshot.
+        self._held: TransactionBegin | None = None  # The next transaction, unless it has to wait for a snapshot.
 
     @property
     def reached(self) -> int:
-        """The position before which all changes are read; 0 within a transaction."""
+        """All changes before this position are read; 0 within a transaction."""
         return 0 if self._open is not None or self._held is not None else self._replication.reached
 
     def begin(self, lsn: int) -> Read:
-        """Continue at the position of a snapshot, which has everything before it."""
+        """Move the position to `lsn`, before which all changes are read. Returns a read without rows."""
         self.position = self._at(lsn)
         return Read(_SPLIT, (), str(self.position))
 
     def advance(self) -> Read | None:
-        """Return a read without rows to where the server is, if the position is before that."""
+        """Move the position up to the server's, and return a read without rows; None if the position is not lower."""
         if self.position is None or self.position.done or self.reached <= self.position.lsn:
             return None
         self._replication.is_asked = False
@@ -107,22 +107,22 @@ class ChangeLog:
 
     @property
     def is_asked(self) -> bool:
-        """True once the server has asked for a report, as it does before it stops, until the next read of `advance`."""
+        """True if the server has asked for a report, as before it stops, since `advance` last returned a read."""
         return self._replication.is_asked
 
     def ask(self) -> None:
-        """Ask the server how far it is."""
+        """Ask the server for its position."""
         self._replication.report(ask=True)
 
     def keep_alive(self) -> None:
-        """Report to the server, which would end a connection that is silent, without reading changes."""
+        """Report to the server without reading changes, since it closes silent connections."""
         self._replication.report()
 
     def read(self, max_bytes: int, seconds: float, until: int = 0) -> list[Read]:
-        """Return the transactions that come within some seconds, of about `max_bytes` bytes.
+        """Return the transactions that arrive within `seconds`, of about `max_bytes` bytes.
 
-        A transaction that was committed at `until` or later is kept for the next call without it. Raises InvalidInput
-        for a transaction that is too large.
+        A transaction that was committed at `until` or later is held back until a call without `until`. Raises
+        InvalidInput for a transaction that is too large.
         """
         found: list[Read] = []
         size, deadline = 0, time.monotonic() + seconds
@@ -194,7 +194,7 @@ class ChangeLog:
         return [self._taken(transaction)]
 
     def _taken(self, transaction: _Transaction) -> Read:
-        """Return a read of the changes that a transaction holds, which is at the position."""
+        """Return the changes that a transaction holds as a read that ends at the current position."""
         subjects, payloads = transaction.subjects, transaction.payloads
         first = transaction.seq - len(subjects) + 1
         transaction.subjects, transaction.payloads, transaction.size = [], [], 0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 def quoted(*names: str) -> str:
-    """Return a name for a statement. Its parts are quoted where they need to be."""
+    """Return a name for a statement, with its parts quoted where necessary."""
     return ".".join(name if _is_plain(name) else _in_quotes(name) for name in names)
 
 
 def table_name(schema: str, table: str) -> str:
-    """Return the name of a table in splits and events. No other table has it."""
+    """Return the unique name of a table in splits and events."""
     return ".".join(_in_quotes(name) if "." in name or '"' in name else name for name in (schema, table))
 
 

@@ -29,22 +29,22 @@ class PostgresOptions:
     url: str
     publication: str
     slot: str = ""
-    """The replication slot. Empty: it has the name of the ingest."""
+    """The replication slot; empty to name it after the ingest."""
     operation: str = ""
-    """The field of events that says what happened to the row. Empty: only `_meta` says so."""
+    """The field of events with the row's operation, such as `insert`; empty to have it only in `_meta`."""
     omits_toast: bool = False
-    """Large values that an update did not change are left out where the database does not give them."""
+    """True to omit large values that an update did not change, if the database does not send them."""
     truncate: str = "fail"
     transaction_bytes: int = 16 * _MIB
-    """The most bytes of changes of a transaction that stays one."""
+    """The maximum bytes of changes of a transaction that is not divided."""
     divides: bool = False
-    """Larger transactions are divided; otherwise they are an error."""
+    """True to divide larger transactions; otherwise they are an error."""
     look_seconds: float = 10.0
-    """The time between two looks for new tables and columns."""
+    """The time between two checks for new tables and columns."""
 
     @property
     def without_schema(self) -> str:
-        """Tables have a schema: empty."""
+        """Empty, because tables have a schema."""
         return ""
 
     def slot_of(self, ingest: str) -> str:

@@ -1,6 +1,6 @@
 """The messages of `pgoutput`, PostgreSQL's plugin for logical replication (version 1), and positions in the log.
 
-A position in the log is a number of bytes, which PostgreSQL writes as two numbers in base 16 (`16/B374D848`).
+A position in the log (LSN) is a byte offset, which PostgreSQL writes as two hexadecimal numbers (`16/B374D848`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Tuple: TypeAlias = "list[bytes | None]"
 
 
 class _Unchanged(bytes):
-    """A large value that an update did not change, and that is not given."""
+    """A large (TOAST) value that an update did not change, and that the server does not send."""
 
 
 UNCHANGED: Final = _Unchanged()
 
 
 class TransactionBegin(NamedTuple):
-    """A transaction begins. `commit_lsn` is where its commit begins in the log, `microseconds` are since 2000."""
+    """The begin of a transaction. `commit_lsn` is the position of its commit, `microseconds` its time since 2000."""
 
     commit_lsn: int
     microseconds: int
@@ -31,7 +31,7 @@ class TransactionBegin(NamedTuple):
 
 
 class TransactionCommit(NamedTuple):
-    """A transaction has ended. The log after it begins at `end_lsn`."""
+    """The end of a transaction. The log after it begins at `end_lsn`."""
 
     end_lsn: int
 
@@ -46,7 +46,7 @@ class Column(NamedTuple):
 
 
 class TableRelation(NamedTuple):
-    """A table as it is for the changes that follow. `identity` is its replica identity: d, n, f or i."""
+    """A table's definition for the following changes. `identity` is its replica identity: d, n, f or i."""
 
     oid: int
     schema: str
@@ -56,17 +56,17 @@ class TableRelation(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The table in splits and events."""
+        """The table's name in splits and events."""
         return table_name(self.schema, self.table)
 
     @property
     def sql(self) -> str:
-        """The table in a statement."""
+        """The table's name in a statement."""
         return quoted(self.schema, self.table)
 
 
 class RowChange(NamedTuple):
-    """A row was inserted (no `old`), updated, or deleted (no `new`). `old` has only the identity if not `is_full`."""
+    """An insert (no `old`), update or delete (no `new`) of a row. Unless `is_full`, `old` has only the identity."""
 
     oid: int
     old: Tuple | None
@@ -76,7 +76,7 @@ class RowChange(NamedTuple):
 
 
 class Truncate(NamedTuple):
-    """Tables were truncated."""
+    """The truncation of tables."""
 
     oids: tuple[int, ...]
 
@@ -97,7 +97,7 @@ def format_lsn(lsn: int) -> str:
 
 
 def parse_lsn(text: str) -> int:
-    """Return the position in the log that a text stands for. Raises CorruptData."""
+    """Parse a position in the log. Raises CorruptData."""
     high, slash, low = text.partition("/")
     try:
         if slash:
@@ -108,7 +108,7 @@ def parse_lsn(text: str) -> int:
 
 
 def parse(payload: bytes) -> Message | None:
-    """Return a message. None for one that says nothing about rows, such as the origin of a transaction.
+    """Parse a message. Returns None for kinds without information about rows, such as a transaction's origin.
 
     Raises CorruptData.
     """
@@ -150,7 +150,7 @@ def is_change(payload: bytes) -> bool:
 
 
 def table_of(payload: bytes) -> int:
-    """Return the number of the table of a RowChange. Raises CorruptData."""
+    """Return the OID of the table of a RowChange. Raises CorruptData."""
     try:
         return _oid(payload)
     except struct.error as error:
@@ -167,7 +167,7 @@ def _unreadable(error: Exception) -> CorruptData:
 
 
 def _tuple(payload: bytes, at: int) -> tuple[Tuple, int]:
-    """Return the values at a place, and the place behind them."""
+    """Return the values at an offset, and the offset after them."""
     [count] = _U16.unpack_from(payload, at)
     at += 2
     found: Tuple = []

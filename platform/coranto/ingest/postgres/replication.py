@@ -1,6 +1,6 @@
 """A connection of PostgreSQL's replication protocol: it creates slots, and receives changes. All calls block.
 
-psycopg has no interface for the protocol. Its wrapper of libpq has all that is needed.
+psycopg has no interface for the protocol, so this module uses psycopg's wrapper of libpq.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EPOCH: Final = 946_684_800
 
 
 class ReplicationConnection:
-    """A connection for commands of replication. One command runs at a time."""
+    """A connection for replication commands. One command runs at a time."""
 
     def __init__(self, url: str) -> None:
         self._connection = connect(url, replicates=True)
@@ -38,19 +38,19 @@ class ReplicationConnection:
         self.reached = 0
         """All changes before this position in the log are received."""
         self.confirmed = 0
-        """The server need not keep changes before this position."""
+        """The server may remove changes before this position."""
         self.is_asked = False
-        """The server waits for a report, as it does before it stops."""
+        """True if the server waits for a report, as before it stops."""
         self._reported = (0, 0.0)
         self._received = 0
 
     @property
     def pid(self) -> int:
-        """The process of the server."""
+        """The id of the server's process for this connection."""
         return int(self._libpq.backend_pid)
 
     def identity(self) -> str:
-        """Return the number of the database system and the name of the database."""
+        """Return the database system's id and the name of the database."""
         with failures():
             row = self._connection.execute("IDENTIFY_SYSTEM").fetchone()
         assert row is not None
@@ -72,7 +72,7 @@ class ReplicationConnection:
         return 0
 
     def create_slot(self, name: str, *, temporary: bool) -> None:
-        """Begin to create a slot. The server waits for transactions that write, before `created` has a result.
+        """Start to create a slot, which first waits for running write transactions. `created` returns the result.
 
         A temporary slot also exports a snapshot: the rows at the position where the slot begins.
         """
@@ -82,13 +82,13 @@ class ReplicationConnection:
             self._libpq.send_query(command.encode())
 
     def created(self, seconds: float) -> tuple[str, str] | None:
-        """Return the position of a slot, and its snapshot. None if it is not created after some seconds."""
+        """Return the position and the snapshot of the created slot; None if it is not created within `seconds`."""
         with failures():
             row = self._result(seconds)
         return None if row is None else (str(row[1]), str(row[2]))
 
     def start(self, slot: str, position: int, publication: str) -> None:
-        """Begin to receive the changes that are committed from a position on."""
+        """Start receiving the changes that are committed from a position on."""
         names = publication.replace('"', '""').replace("'", "''")
         options = f'"proto_version" \'1\', "publication_names" \'"{names}"\''
         command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(position)} ({options})'
@@ -116,7 +116,7 @@ class ReplicationConnection:
         return [(result.get_value(0, at) or b"").decode() for at in range(result.nfields)]
 
     def receive(self, deadline: float) -> bytes | None:
-        """Return the next message, or None if none has come at a monotonic time. Reports to the server now and then."""
+        """Return the next message; None if none arrives before `deadline`, a monotonic time. Reports when due."""
         try:
             while True:
                 size, content = self._libpq.get_copy_data(1)
@@ -146,7 +146,7 @@ class ReplicationConnection:
             self.report()
 
     def report(self, *, ask: bool = False) -> None:
-        """Report how far the changes are committed to the stream. The server answers an `ask` with how far it is."""
+        """Report the confirmed position to the server. With `ask`, the server answers with its own position."""
         with failures():
             now = int((time.time() - _EPOCH) * 1_000_000)
             written = max(self.reached, self.confirmed)
@@ -165,7 +165,7 @@ class ReplicationConnection:
         raise psycopg.OperationalError("the server has ended the stream of changes")
 
     def _wait(self, seconds: float) -> bool:
-        """Wait until the server has sent something. Returns False if the time is over."""
+        """Wait until the server has sent something. Returns False after a timeout."""
         if seconds <= 0:
             return False
         waiting: Any = select.poll()

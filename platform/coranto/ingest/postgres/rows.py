@@ -1,4 +1,4 @@
-"""Rows of tables and their changes as rows of an ingest."""
+"""Conversion of table rows and their changes to rows of an ingest."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from coranto.types.kinds import PlainKind, TypeField
 
 _EPOCH: Final = dt.datetime(2000, 1, 1)
 _encode: Final = msgspec.json.Encoder().encode
-"""For values of columns, which `encode_json` would write in the same way after a check."""
+"""Encodes values of columns like `encode_json`, without its check."""
 
 
 class Shape(NamedTuple):
-    """A table whose rows have these columns."""
+    """A table with the columns and converters of its rows, until its definition changes."""
 
     table: str
     sql: str
-    """The table in a statement."""
+    """The table's name in a statement."""
     json: bytes
-    """The table in metadata."""
+    """The table's name in metadata, as JSON."""
     columns: tuple[Column, ...]
     names: tuple[str, ...]
     converters: tuple[Convert, ...]
     key: tuple[int, ...]
-    """The columns of the key by their places."""
+    """The indexes of the key's columns."""
 
 
 Subject: TypeAlias = "Shape | tuple[str, ...]"
-"""The subject of a message: a table whose row it changes, or the names of tables that it truncates."""
+"""The subject of a message: the table of a changed row, or the names of truncated tables."""
 
 
 class _Commit(NamedTuple):
@@ -60,7 +60,7 @@ class _Commit(NamedTuple):
 
 
 class TableRows:
-    """Makes rows of an ingest. `load` asks the database about types of columns."""
+    """Makes rows of an ingest. `load` looks up types of columns in the database."""
 
     def __init__(self, options: PostgresOptions, types: ColumnTypes, load: Callable[[Sequence[int]], None]) -> None:
         self._options = options
@@ -70,7 +70,7 @@ class TableRows:
         self._shapes: dict[tuple[str, tuple[Column, ...]], Shape] = {}
 
     def shape(self, of: TableRelation | Table, columns: Sequence[Column], key: Sequence[str]) -> Shape:
-        """Return the shape of a table. Raises CorruptData if columns of its key are not there."""
+        """Return the shape of a table. Raises CorruptData if columns of its key are missing."""
         self._load([each.type for each in columns])
         names = tuple(each.name for each in columns)
         lacking = [each for each in key if each not in names]
@@ -86,7 +86,7 @@ class TableRows:
         return shape
 
     def fields(self) -> tuple[TypeField, ...]:
-        """Return the fields of all rows that were made. Raises InvalidInput for tables that do not fit together."""
+        """Return fields for all rows so far. Raises InvalidInput for tables whose columns conflict."""
         return self._fields.of(
             list(self._shapes), lambda each: self._fields_of(each[1]), lambda each: f"table {each[0]}"
         )
@@ -104,7 +104,7 @@ class TableRows:
     def changed(
         self, begin: TransactionBegin, first: int, subjects: Sequence[Subject], payloads: Sequence[bytes]
     ) -> Iterator[SourceRow | Poison]:
-        """Yield the rows for messages of a transaction, which are numbered from `first` on. Raises CorruptData."""
+        """Yield the rows for a transaction's messages, which have the numbers from `first` on. Raises CorruptData."""
         at = (_EPOCH + dt.timedelta(microseconds=begin.microseconds)).isoformat(timespec="microseconds")
         commit = _Commit(begin, b',"xid":%d,"committed":"%bZ"' % (begin.xid & 0xFFFFFFFF, at.encode()))
         for seq, (subject, payload) in enumerate(zip(subjects, payloads, strict=True), first):

@@ -1,4 +1,4 @@
-"""Connections to a server of PostgreSQL, its settings, and what its failures mean. All calls block."""
+"""Connections to a PostgreSQL server, checks of its settings, and translation of its errors. All calls block."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SETTINGS: Final = {
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "lock_timeout": "10s",
-    "row_security": "off",  # A policy would hide rows. So it is an error.
+    "row_security": "off",  # Raise an error instead of hiding rows.
 }
 _REFUSED: Final = (
     *("password authentication failed", "no pg_hba.conf entry", "no password supplied", "permission denied"),
@@ -45,9 +45,9 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 def connect(url: str, *, replicates: bool = False) -> Connection:
-    """Connect for statements, or for commands of replication. Raises InvalidInput if the server refuses the user.
+    """Connect for statements or, with `replicates`, for replication commands.
 
-    Raises Unavailable, too.
+    Raises InvalidInput if the server refuses the user, and Unavailable.
     """
     more: dict[str, Any] = {"replication": "database"} if replicates else {}
     with failures():
@@ -68,7 +68,7 @@ def _set(connection: Connection) -> None:
 
 
 def require_settings(connection: Connection) -> str:
-    """Return the name of the role, if the server can be read by it. Raises InvalidInput, and Unavailable."""
+    """Check the server's settings and the role's rights, and return the role. Raises InvalidInput and Unavailable."""
     with failures():
         row = connection.execute(_ROLE).fetchone()
     assert row is not None
@@ -93,9 +93,9 @@ def require_settings(connection: Connection) -> str:
 
 
 def has_slot(connection: Connection, name: str, position: int | None) -> bool:
-    """Return True if there is a slot for an ingest that was read to a position, False if the ingest has not begun.
+    """Return True if the slot exists and has all changes after a position, False if both are missing.
 
-    Raises SourceChanged if changes behind the position are gone, Unavailable if another process reads it, and
+    Raises SourceChanged if changes after the position are gone, Unavailable if another process reads the slot, and
     InvalidInput for a slot of another kind.
     """
     with failures():
@@ -133,7 +133,7 @@ def has_slot(connection: Connection, name: str, position: int | None) -> bool:
 
 
 def _again(slot: str = "") -> str:
-    """Return the advice after a loss of changes. A slot that is still there keeps the log for nothing."""
+    """Return the advice after a loss of changes. A `slot` that still exists has to be dropped, because it keeps log."""
     drop = f"Run SELECT pg_drop_replication_slot('{slot}'). " if slot else ""
     return (
         f"a copy needs a new start. {drop}Give the ingest another name and another stream, and copies another table. "
@@ -142,7 +142,7 @@ def _again(slot: str = "") -> str:
 
 
 def flushed(connection: Connection) -> tuple[int, int]:
-    """Return the ends of the log on disk, and in memory."""
+    """Return the end of the log on disk, and the end in memory."""
     with failures():
         row = connection.execute(
             "SELECT pg_current_wal_flush_lsn()::text, pg_current_wal_insert_lsn()::text"
@@ -164,7 +164,7 @@ def retained(connection: Connection, slot: str) -> int:
 
 @contextlib.contextmanager
 def failures() -> Iterator[None]:
-    """Turn errors of the driver into errors of ingests, with the server's words. These have no values of rows."""
+    """Turn errors of the driver into errors of ingests, with the server's message, which has no values of rows."""
     try:
         yield
     except psycopg.Error as error:

@@ -1,7 +1,7 @@
 """The rows of tables at one position in the log, in the order of their keys. All calls block.
 
 A temporary slot exports a snapshot with exactly the transactions that were committed before the position where the slot
-begins. The same is done by PostgreSQL for the first copy of a table that it replicates.
+begins. PostgreSQL's own replication makes the first copy of a table in the same way.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from coranto.ingest.postgres.tables import Table, tables_of
 _FIRST_ROWS: Final = 20
 _MAX_ROWS: Final = 10_000
 _ROW_BYTES: Final = 100
-"""The bytes that a row takes besides its values."""
+"""The estimated bytes of a row in addition to its values."""
 
 
 class TableSnapshot:
-    """One snapshot. `lsn` is its position, once it `is_ready`."""
+    """One snapshot. `lsn` is its position, after `is_ready` has returned True."""
 
     def __init__(self, options: PostgresOptions, role: str) -> None:
         self._options = options
@@ -42,9 +42,9 @@ class TableSnapshot:
             raise
 
     def is_ready(self, seconds: float, names: Sequence[str], known: Mapping[str, Any]) -> bool:
-        """Wait some seconds for the snapshot, and lock the tables to be read. Returns True once it is there.
+        """Wait at most `seconds` for the snapshot, and lock the tables to be read. Returns True once it is ready.
 
-        Raises as `tables_of`, and Unavailable if a table was written again after the snapshot.
+        Raises the errors of `tables_of`, and Unavailable if a table was rewritten after the snapshot.
         """
         if self._slot is None:
             return True
@@ -67,13 +67,13 @@ class TableSnapshot:
         for each in wanted:
             now = tables.get(each.name)
             if now is None or now.files != now.files_now:
-                # A snapshot from before a table was written again finds it empty.
+                # A snapshot from before a rewrite finds the table empty.
                 raise Unavailable(f"table {each.name} was changed while its snapshot began")
         self.tables, self.lsn = tables, parse_lsn(position)
         return True
 
     def rows(self, table: Table, after: Sequence[str] | None, max_bytes: int) -> tuple[list[Tuple], bool]:
-        """Return the rows behind a key, and True if there are more of them."""
+        """Return rows after a key, and True if there may be more."""
         assert self._connection is not None
         count = max_bytes // self._row_bytes if self._row_bytes else _FIRST_ROWS
         count = max(1, min(count, _MAX_ROWS))

@@ -1,11 +1,11 @@
 """Tables of PostgreSQL as a source: first the rows of a snapshot, then the changes of their publication.
 
 The split `log` has a position in the log. Everything that was committed before it is in the stream. Each table is a
-split, too. Its position says how far its rows are read, in the order of their keys.
+split, too. Its position has the last key that was read, in the order of keys.
 
-A snapshot has a position in the log. First the changes up to it are read, and then the rows of tables that are not read
-yet. So events of a row are in the order of its changes, and the last one has its values. An ingest that is
-interrupted during a snapshot begins another one, and continues with the rows behind the last key.
+A snapshot has a position in the log. First the changes up to that position are read, and then the unread rows of
+tables. So events of a row are in the order of its changes, and the last event has its current values. An ingest that is
+interrupted during a snapshot begins another one, and continues with the rows after the last key.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ LOG: Final = "log"
 _WAIT_SECONDS: Final = 0.1
 _FLUSH_SECONDS: Final = 5.0
 _PAGE_HEAD: Final = 64
-"""The end of the log in memory may be so many bytes behind the end on disk, although all is there."""
+"""The end of the log may be this many bytes above the flushed end although everything is flushed: a page header."""
 _ADVANCE_SECONDS: Final = 10.0
-"""The time between two records of a position behind which nothing of the publication has changed."""
+"""The minimum time between two records of the position while the publication has no changes."""
 
 _log = structlog.get_logger(__name__)
 
@@ -59,7 +59,7 @@ class PostgresSource:
         self._positions: dict[str, dict[str, Any]] = {}
         self._first: list[Read] = []
         self._follow = False
-        self._end = 0  # The end of the log when the source was opened, unless it is to follow.
+        self._end = 0  # The end of the log when the source was opened. Not used with `follow`.
         self._checked_at = 0.0
         self._advanced = 0.0
         self._calls = threading.Lock()  # A call may continue after its task was cancelled.
@@ -75,15 +75,15 @@ class PostgresSource:
         return await asyncio.to_thread(self._rows.fields)
 
     async def confirm(self) -> None:
-        """Nothing is to be done: the log of a database does not change."""
+        """Do nothing, because the log of a database does not change."""
 
     async def committed(self, positions: Positions) -> None:
-        """Let the server remove the log that is in the stream, with the next report to it."""
+        """Confirm the position. After the next report the server may remove the log before it."""
         if self._replication is not None and LOG in positions:
             self._replication.confirmed = LogPosition.parse(positions[LOG]).lsn
 
     async def lag(self, positions: Positions) -> Mapping[str, int]:
-        """Return the bytes of log behind the position, and the bytes of tables whose rows are not all read."""
+        """Return the bytes of log after the position, and the sizes of tables with unread rows."""
         return await asyncio.to_thread(self._lag, positions)
 
     async def retained(self) -> int | None:
@@ -125,7 +125,7 @@ class PostgresSource:
                 self._require_history(position, end)
             deadline = time.monotonic() + _FLUSH_SECONDS
             while not self._follow and flushed + _PAGE_HEAD < end and time.monotonic() < deadline:
-                time.sleep(_WAIT_SECONDS / 2)  # Transactions that do not wait for the disk are flushed soon.
+                time.sleep(_WAIT_SECONDS / 2)  # Asynchronous commits are flushed soon.
                 flushed, _ = server.flushed(connection)
             self._end = min(flushed, end)
             self._changes = None
@@ -151,7 +151,7 @@ class PostgresSource:
             )
 
     def _start(self, position: LogPosition | None) -> None:
-        """Begin to receive changes. Only one process at a time can."""
+        """Start receiving changes. Only one process at a time can."""
         assert self._replication is not None
         self._replication.start(self._slot, position.lsn if position else 0, self._options.publication)
         self._changes = ChangeLog(self._replication, self._options, self._rows, position, self._key_of)
@@ -160,7 +160,7 @@ class PostgresSource:
     def _read(self, max_bytes: int) -> list[Read] | None:
         with self._calls:
             if self._connection is None or self._replication is None:
-                return []  # It was closed before.
+                return []  # It was closed.
             if self._changes is None:
                 if self._replication.created(_WAIT_SECONDS) is None:
                     return []
@@ -221,7 +221,7 @@ class PostgresSource:
         if len(unread) == 1 and read.position["done"]:
             snapshot.close()
             self._snapshot = None
-            self._checked_at = time.monotonic() - self._options.look_seconds  # For what has changed since.
+            self._checked_at = time.monotonic() - self._options.look_seconds  # Check now.
             _log.info("ingest.snapshot_ends", slot=self._slot, position=format_lsn(snapshot.lsn))
         return [read]
 
@@ -249,7 +249,7 @@ class PostgresSource:
         return time.monotonic() - self._checked_at >= self._options.look_seconds
 
     def _check(self) -> None:
-        """Look for tables that are new, and for columns that have changed. Raises as `tables_of`."""
+        """Check for new tables and changed columns. Raises the errors of `tables_of`."""
         assert self._connection is not None
         self._tables = tables_of(self._connection, self._options, self._role, self._positions)
         self._checked_at = time.monotonic()
@@ -267,7 +267,7 @@ class PostgresSource:
                 self._first.append(Read(name, (), self._positions[name]))
 
     def _key_of(self, relation: TableRelation) -> tuple[str, ...]:
-        """Return the key of a table, all of whose columns are its replica identity. Raises InvalidInput."""
+        """Return the key of a table with the replica identity FULL. Raises InvalidInput."""
         names = {each.name for each in relation.columns}
         tables = [table.key for table in self._tables.values() if table.oid == relation.oid]
         earlier = [key for each in self._positions.values() if each["oid"] == relation.oid for key in each["keys"]]

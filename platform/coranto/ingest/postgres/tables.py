@@ -1,4 +1,4 @@
-"""The tables of a publication: their columns and keys, and whether all changes can be read. All calls block."""
+"""The tables of a publication: their columns and keys, and checks that all changes can be read. All calls block."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _KEYS_KEPT: Final = 4
 
 
 class TableColumn(NamedTuple):
-    """A column. `number` stays if it is renamed. `has_missing`: rows from before it was added have a value, too."""
+    """A column. A rename keeps `number`. `has_missing` is true if older rows got a value when the column was added."""
 
     number: int
     name: str
@@ -83,11 +83,11 @@ class Table(NamedTuple):
     schema: str
     table: str
     member: int
-    """The number of its entry in the publication. A table that is taken out and added again has another one."""
+    """The OID of its entry in the publication. It changes if the table is removed and added again."""
     files: int
-    """The number of its files, or the sum for its partitions. It changes if all rows are written again."""
+    """The number of its file (`relfilenode`), or the sum for its partitions. It changes if the table is rewritten."""
     files_now: int
-    """The same now, and not in the snapshot of the transaction."""
+    """The current value of `files`, even if the transaction reads an earlier snapshot."""
     is_partitioned: bool
     row_filter: str
     key: tuple[str, ...]
@@ -96,12 +96,12 @@ class Table(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The table in splits and events."""
+        """The table's name in splits and events."""
         return table_name(self.schema, self.table)
 
     @property
     def sql(self) -> str:
-        """The table in a statement."""
+        """The table's name in a statement."""
         return quoted(self.schema, self.table)
 
 
@@ -110,8 +110,8 @@ def tables_of(
 ) -> dict[str, Table]:
     """Return the tables of the publication by their names.
 
-    Raises InvalidInput for tables whose changes cannot be read, with the statement that changes that, and SourceChanged
-    if a table of `known` positions is another one now.
+    Raises InvalidInput for tables whose changes cannot be read, with the statement that fixes it, and SourceChanged if
+    a table of the `known` positions was recreated, or removed from the publication and added again.
     """
     with failures():
         publication = connection.execute(_PUBLICATION, [options.publication]).fetchone()
@@ -167,7 +167,7 @@ def _grouped(rows: Sequence[tuple[Any, ...]]) -> dict[int, list[TableColumn]]:
 def _require(
     table: Table, options: PostgresOptions, role: str, has_toast: bool, is_full: bool, has_none: bool, is_readable: bool
 ) -> None:
-    """Raise InvalidInput for a table that cannot be read exactly."""
+    """Raise InvalidInput for a table whose rows or changes cannot be read completely."""
     if not is_readable:
         raise InvalidInput(
             f"the role {role} may not read table {table.name}: run GRANT USAGE ON SCHEMA {quoted(table.schema)} TO "
@@ -216,9 +216,10 @@ def load_types(connection: Connection, types: ColumnTypes, numbers: Sequence[int
 
 
 def position_of(table: Table, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the position of a table before its first row. `files` and `columns` tell later what has changed.
+    """Return the position of a table before its first row.
 
-    `keys` has the names of its key now and at the `known` position: the log may have both.
+    `files` and `columns` are compared later to detect changes of the schema. `keys` has the columns of the current key
+    and of the keys at the `known` position, because the log may have both.
     """
     columns = {str(each.number): [each.name, each.shown] for each in table.columns}
     keys = [list(table.key), *(each for each in (known or {}).get("keys", ()) if each != list(table.key))]
@@ -227,9 +228,9 @@ def position_of(table: Table, known: Mapping[str, Any] | None = None) -> dict[st
 
 
 def must_be_read_again(table: Table, position: Mapping[str, Any]) -> bool:
-    """Return True if rows of a table have other values than its changes told.
+    """Return True if rows of a table have changed without a change in the log.
 
-    Columns that were added with a value, renamed, or changed in type, change rows without a change in the log.
+    Columns that are added with a value, renamed, or changed in type have this effect.
     """
     is_rewritten = table.files != position["files"]
     for each in table.columns:
@@ -245,6 +246,6 @@ def must_be_read_again(table: Table, position: Mapping[str, Any]) -> bool:
 
 
 def _has_other_text(before: str, after: str) -> bool:
-    """Return True if values can have another text in a new type, although the server did not write them again."""
+    """Return True if values can have another text in a new type, although the table was not rewritten."""
     kinds = {_MODIFIER.sub("", each) for each in (before, after)}
     return len(kinds) > 1 and not kinds <= _TEXTS

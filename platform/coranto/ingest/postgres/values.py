@@ -1,7 +1,7 @@
-"""Values of PostgreSQL, which it gives as texts, in the form of message types, and the types of their fields.
+"""Conversion of PostgreSQL's text values to the JSON values of message types, and of its types to their kinds.
 
-Decimals and times are texts, bytes are base64, and arrays are lists. Types that message types do not have, such as
-JSON, ranges and enums, keep the text that PostgreSQL writes.
+Decimals and times are texts, bytes are base64, and arrays are lists. Values of types that message types do not have,
+such as JSON, ranges and enums, keep PostgreSQL's text.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SESSION: Final[Mapping[str, str]] = {
     "bytea_output": "hex",
     "extra_float_digits": "3",
 }
-"""The settings of sessions whose texts are read here."""
+"""The settings of the sessions that produce these texts."""
 _HEADER: Final = 4
 _TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"?|[{},]|[^"{},]+', re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 
 
 class ColumnType(NamedTuple):
-    """A type of columns. `modifier` is the one of a domain; `element` is the type of the elements of an array."""
+    """The type of a column. `modifier` is a domain's type modifier, and `element` the type of an array's elements."""
 
     base: int
     modifier: int = -1
@@ -84,20 +84,20 @@ _TEXT: Final[tuple[PlainKind, Convert]] = (PlainKind.STRING, bytes.decode)
 
 
 class ColumnTypes:
-    """The types of columns by their numbers. The database tells those that are neither scalar nor a text."""
+    """The types of columns by OID. Types other than the known scalar ones are looked up in the database."""
 
     def __init__(self) -> None:
         self._known: dict[int, ColumnType] = {}
 
     def unknown(self, numbers: Iterable[int]) -> list[int]:
-        """Return the numbers of types that the database must be asked for."""
+        """Return the OIDs of types that must be looked up in the database."""
         return sorted({each for each in numbers if each not in _KINDS and each not in self._known})
 
     def add(self, number: int, found: ColumnType) -> None:
         self._known[number] = found
 
     def converter(self, number: int) -> Convert:
-        """Return the function that makes values of a type from their texts."""
+        """Return the function that converts the texts of a type to values."""
         kind = self._of(number)
         if kind.element:
             element = self.converter(kind.element)
@@ -105,7 +105,7 @@ class ColumnTypes:
         return _KINDS.get(kind.base, _TEXT)[1]
 
     def field(self, name: str, number: int, modifier: int) -> TypeField:
-        """Return the field of messages that has the values of a column."""
+        """Return the message field for the values of a column."""
         return TypeField(name, self._kind(number, modifier))
 
     def _kind(self, number: int, modifier: int) -> Kind:

@@ -1,1 +1,1 @@
-"""Requests of webhooks: their options, signatures and bodies, and the keys that were seen."""
+"""Requests of webhooks: options, signatures, bodies, and the window of deduplication keys."""

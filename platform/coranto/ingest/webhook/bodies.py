@@ -18,7 +18,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 class Parts(NamedTuple):
-    """The content of each row of a body, and the place of one by its number."""
+    """The content of each row of a body, and a function that returns a row's place by its number."""
 
     contents: Sequence[bytes]
     place: Callable[[int], str]
@@ -44,7 +44,7 @@ def parts_of(body: bytes, content_type: str) -> Parts:
 
 
 def rows_of(parts: Parts, key: str, meta: bytes) -> UnparsedRows:
-    """Return the rows of a body under one routing key. The number of each row ends its metadata."""
+    """Return the rows of a body under one routing key. A row's metadata is `meta` followed by its number."""
     contents = parts.contents
     return UnparsedRows(
         [key] * len(contents),
@@ -55,7 +55,7 @@ def rows_of(parts: Parts, key: str, meta: bytes) -> UnparsedRows:
 
 
 def field_of(parts: Parts, name: str) -> str:
-    """Return a text of the only row; empty if there are more rows, or no such text."""
+    """Return a text field of the only row; empty if there are several rows, or no such field with a text."""
     if len(parts.contents) != 1:
         return ""
     try:

@@ -1,7 +1,6 @@
-"""The keys of requests that were committed in the last part of time. Pure.
+"""The deduplication window: the keys of recently committed requests. Pure.
 
-A key is known by its hash of 16 bytes. With it goes a digest of 8 bytes of the request's body, or zeros if the body
-does not count.
+A key is stored as its 16-byte hash, with an 8-byte digest of the request's body, or zeros if bodies are not compared.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ ANY_BODY: Final = bytes(DIGEST_BYTES)
 
 
 def key_of(ingest: str, key: str) -> bytes:
-    """Return the hash of a key, which is the id of its request."""
+    """Return the hash of a key. It is the id of the request."""
     content = f"{ingest}\0{key}".encode("utf-8", "surrogateescape")
     return hashlib.blake2b(content, digest_size=KEY_BYTES).digest()
 
@@ -31,7 +30,7 @@ def digest_of(body: bytes) -> bytes:
 
 
 class KeyWindow:
-    """Keys, each for some seconds after its batch. Batches are added in the order of their decisions."""
+    """A window of keys, which expire `seconds` after their batch. Add batches in the order of their decisions."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -42,7 +41,7 @@ class KeyWindow:
         return len(self._known)
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the digest of a known key."""
+        """Return the digest of a known key, or None."""
         found = self._known.get(key)
         return None if found is None else found[0]
 
@@ -54,7 +53,7 @@ class KeyWindow:
             self._batches.append((at, [each[:KEY_BYTES] for each in keys]))
 
     def expire(self, now: float) -> None:
-        """Forget the keys of batches that are too old."""
+        """Remove the keys of expired batches."""
         while self._batches and self._batches[0][0] < now - self._seconds:
             at, keys = self._batches.popleft()
             for key in keys:
@@ -67,7 +66,7 @@ class KeyWindow:
         self._batches.clear()
 
     def batches(self) -> Iterator[tuple[float, bytes]]:
-        """Yield the keys of each batch, for `add`."""
+        """Yield the time and the packed keys of each batch, as `add` takes them."""
         for at, keys in self._batches:
             live = [(key, found) for key in keys if (found := self._known.get(key)) is not None and found[1] == at]
             if live:
@@ -75,7 +74,7 @@ class KeyWindow:
 
 
 def pack(keys: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return keys and their digests in one row of bytes."""
+    """Return keys and their digests as one byte string."""
     return b"".join(key + digest for key, digest in keys)
 
 
@@ -85,7 +84,7 @@ def encode(batches: Iterable[tuple[float, bytes]]) -> list[list[object]]:
 
 
 def decode(record: Any) -> list[tuple[float, bytes]]:
-    """Return batches of keys, given as JSON. Raises CorruptData."""
+    """Return batches of keys from their JSON. Raises CorruptData."""
     try:
         found = [(float(at), base64.b64decode(packed, validate=True)) for at, packed in record]
     except (TypeError, ValueError) as error:

@@ -21,12 +21,12 @@ _UNSIGNED: Final = "none"
 _MIB: Final = 1 << 20
 WINDOW_SECONDS: Final = 7 * 86400.0
 MAX_KEYS: Final = 500_000
-"""The most keys of a window. They take some 32 bytes each in one record of progress."""
+"""The maximum number of keys in a window. Each takes about 32 bytes of one progress record."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookOptions:
-    """The requests that a gateway takes, and the limits of their number and size."""
+    """The requests that a gateway accepts, and the limits of their number and size."""
 
     host: str
     port: int
@@ -40,20 +40,20 @@ class WebhookOptions:
     window_keys: int = 200_000
     body_bytes: int = 4 * _MIB
     memory_bytes: int = 64 * _MIB
-    """The most bytes of bodies at a time."""
+    """The maximum bytes of all bodies in memory."""
     requests: int = 1000
-    """The most connections."""
+    """The maximum number of connections."""
     receive_seconds: float = 10.0
-    """The time for a request to arrive."""
+    """The timeout for receiving a request."""
     commit_seconds: float = 30.0
-    """The time for a request to be committed."""
+    """The timeout for committing a request."""
 
     @property
     def without_schema(self) -> str:
         return "requests"
 
     def keys(self) -> tuple[bytes, ...]:
-        """Return the secrets, with the present ones of the file. Raises InvalidInput."""
+        """Return the configured secrets, and the secrets that the file has now. Raises InvalidInput."""
         found = [each.encode() for each in self.secrets]
         if self.secret_file is not None:
             try:

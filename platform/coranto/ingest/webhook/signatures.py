@@ -1,4 +1,4 @@
-"""Signatures of webhooks: HMAC-SHA256 over the bytes of the body, in the form of each sender. Pure."""
+"""Signatures of webhooks: HMAC-SHA256 of the body, in the format of each sender. Pure."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Final
 from coranto.errors import InvalidInput
 
 TOLERANCE: Final = 300.0
-"""The most seconds between a signed time and the clock of the gateway."""
+"""The maximum seconds between a signed time and the gateway's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """The form of a sender's signatures, and the place of the id of a delivery.
+    """The format of a sender's signatures, and the header or field with its delivery id.
 
-    A scheme with `signed` signs a time too: `signed` is what precedes the body, with the time in place of `{}`.
+    A scheme with `signed` also signs a time: `signed` is the text before the body, with the time in place of `{}`.
     """
 
     header: str
     prefix: str = ""
     is_loose: bool = False
-    """The prefix may be missing, and the signature may be in base64."""
+    """True if the prefix may be missing, and the signature may be in base64."""
     is_base64: bool = False
     signed: str = ""
     time_header: str = ""
-    """The header with the time. Empty: the signature's own header has it, as Stripe's `t=…,v1=…`."""
+    """The header with the time; empty if the signature's header has the time, like Stripe's `t=…,v1=…`."""
     delivery_header: str = ""
     delivery_field: str = ""
 
@@ -50,7 +50,7 @@ SCHEMES: Final[Mapping[str, Scheme]] = {
 
 
 def verify(scheme: Scheme, headers: Mapping[str, str], body: bytes, secrets: Iterable[bytes], now: float) -> None:
-    """Raise InvalidInput unless one of the secrets has signed a body. Compares in constant time."""
+    """Verify that one of the secrets has signed a body, in constant time. Raises InvalidInput."""
     given = headers.get(scheme.header, "")
     if not given:
         raise InvalidInput(f"the request has no header {scheme.header}")
