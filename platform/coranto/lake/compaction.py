@@ -1,10 +1,10 @@
 """Compaction: committed messages of old fragments as Parquet files. The fragments stay.
 
 Each file has the messages that became committed in a span [begin, end) of a journal, each once: together, the files of
-a journal equal its committed read. For that, a file also has the reading state at its end, where the
-next file continues. A run that dies or is repeated harms nothing, because files are written whole, and the content of a
-span never changes. Concurrent runs may choose different spans. Then the files that follow each other without a gap or
-an overlap, and reach furthest, count. The next run removes the others.
+a journal equal its committed read. For that, a file also has the reading state at its end, where the next file
+continues. An interrupted or repeated run is harmless, because files are written atomically, and the content of a span
+never changes. Concurrent runs may choose different spans. Then the chain of files without a gap or an overlap that
+reaches furthest is used, and the next run removes the other files.
 
 Files are below `.coranto-tables/JOURNAL/` in the store of the fragments, and named by their spans.
 """
@@ -70,8 +70,8 @@ class CompactedSpan:
 class CompactionOptions:
     """The content to compact, and the form of the files.
 
-    Fragments count that were stored at `stored_before` (Unix seconds) or earlier. A file has at least `file_bytes` of
-    content, in bytes; a smaller rest is left for later, or written if `partial`. `schema`, `misfits` and
+    Only fragments that were stored at `stored_before` (Unix seconds) or earlier are compacted. A file has at least
+    `file_bytes` bytes of content; a smaller rest is left for later, or written if `partial`. `schema`, `misfits` and
     `uuid_pointer` are arguments of `scan`. `file_root` is the root folder of `file:///` stores.
     """
 
@@ -88,7 +88,7 @@ def compact(manifest: Manifest, options: CompactionOptions) -> Iterator[Compacte
     """Write the files that are missing, and yield the span of each once it is stored.
 
     The manifest must begin where journals do, or where their last file ends. Raises OffsetJump if content that was not
-    compacted is gone, CorruptData for files of another journal of that name, and what scans and stores raise.
+    compacted is gone, CorruptData for files of another journal of that name, and the errors of scans and stores.
     """
     require_lines(manifest)
     if options.file_bytes < 1:
@@ -100,12 +100,12 @@ def compact(manifest: Manifest, options: CompactionOptions) -> Iterator[Compacte
 
 
 def compacted(store: FragmentStore, journal: str) -> list[CompactedSpan]:
-    """Return the files of a journal that follow each other without gap or overlap, in order. Raises StoreError."""
+    """Return the chain of a journal's files, in order and without gap or overlap. Raises StoreError."""
     return _chain(run_blocking(_listed(store, journal)))
 
 
 def compacted_files(manifest: Manifest, file_root: Path | None = None) -> dict[str, list[CompactedSpan]]:
-    """Return `compacted` for each journal of a manifest, in the store where its files are. Raises StoreError."""
+    """Return `compacted` for each journal of a manifest, from the store with its files. Raises StoreError."""
     stores = StoreRegistry(file_root)
     return {part.journal: _chain(_place(stores, part)[1]) for part in manifest.journals if part.fragments}
 
@@ -134,7 +134,7 @@ class _Compaction:
         source = self._state(store, chain[-1], part) if chain else Source(part.begin)
         if source.replay_from < part.begin:
             raise OffsetJump(part.journal, source.replay_from, part.begin)
-        for each in others:  # Of other runs. Their files beyond the last file of the chain are rewritten.
+        for each in others:  # Files of concurrent runs. Content beyond the chain is compacted again.
             _log.info("compaction.file_removed", store=store.url, path=each.path)
             run_blocking(store.remove_note(each.path))
         ends = [end for end in self._ends(part) if end > source.read_through]
@@ -148,7 +148,7 @@ class _Compaction:
                 except InvalidInput as error:
                     if error.field != "end":
                         raise
-                    continue  # A writer has appended a part of a line; the file ends with another fragment.
+                    continue  # The fragment ends within a line; try the end of the next fragment.
                 span = CompactedSpan(part.journal, at, end, store.url, rows)
                 run_blocking(store.put_note(span.path, content))
                 yield span
@@ -182,7 +182,7 @@ class _Compaction:
         return source
 
     def _table(self, part: JournalPart, source: Source, end: int) -> tuple[bytes, int, Source]:
-        """Return a file of what becomes committed up to `end`, its number of rows, and the state there."""
+        """Return a file with the messages committed up to `end`, its number of rows, and the state at `end`."""
         typed = None if self._fields is None else FieldParser(self._fields, self._options.misfits)
 
         def again(wanted: ReplayRange) -> Iterator[pa.RecordBatch]:
@@ -221,7 +221,7 @@ class _Compaction:
 
 
 def _place(stores: StoreRegistry, part: JournalPart) -> tuple[FragmentStore, list[CompactedSpan]]:
-    """Return the store that has files of a journal, or else its newest fragment's; and the files."""
+    """Return the store with files of a journal, and the files; without files, the store of the newest fragment."""
     newest = [each.store for each in reversed(part.fragments)]
     for url in dict.fromkeys(newest):
         if listed := run_blocking(_listed(stores.get(url), part.journal)):
@@ -236,8 +236,8 @@ async def _listed(store: FragmentStore, journal: str) -> list[CompactedSpan]:
 
 
 def _chain(listed: Sequence[CompactedSpan]) -> list[CompactedSpan]:
-    """Return the spans from the first begin on that follow each other, those that reach furthest."""
-    chains: dict[int, list[CompactedSpan]] = {}  # By begin, from the last one on, in reverse order.
+    """Return the chain of consecutive spans from the lowest begin on that reaches furthest."""
+    chains: dict[int, list[CompactedSpan]] = {}  # The best chain from each begin, in reverse order.
     for each in sorted(listed, key=lambda each: (-each.begin, each.end)):
         chain = [*chains.get(each.end, []), each]
         known = chains.get(each.begin)

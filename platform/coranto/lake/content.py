@@ -17,7 +17,7 @@ from coranto.messages.batches import line_batch
 from coranto.messages.framing import JsonLines
 
 PIECE_BYTES: Final = 8 << 20
-"""The content in bytes that becomes one batch."""
+"""The maximum bytes of content in one piece, which becomes a batch of lines."""
 
 
 class ManifestContent:
@@ -62,7 +62,7 @@ class ManifestContent:
             at = last
 
     def _content(self, listed: ListedFragment) -> memoryview:
-        """Return the verified content of a fragment. Raises StoreError with what to do, and CorruptFragment."""
+        """Return the verified content of a fragment. Raises StoreError (with advice), CorruptFragment, InvalidInput."""
         fragment, url = listed.fragment, listed.url
         try:
             if url.startswith("/"):

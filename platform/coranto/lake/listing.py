@@ -1,4 +1,4 @@
-"""Making manifests: what brokers list of journals, as parts that are complete for the content they claim."""
+"""Making of manifests from the fragments that brokers list. Each part is complete for the content that it claims."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _CONCURRENCY: Final = 16
 """Journals that are listed at the same time."""
 
 Bound = int | Mapping[str, int]
-"""An offset of every journal, or one of each by name."""
+"""One offset for all journals, or offsets by journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestOptions:
-    """The planned content of a manifest.
+    """The requested content of a manifest.
 
     `begin` and `end` are offsets; by default the first one, and the end of stored content. `as_of` is a moment, or a
-    time in Unix seconds: all content up to it, from the journals' beginnings unless `begin` says otherwise.
-    `url_seconds`, unless 0, has brokers sign URLs that are good for so long. `file_root` is the root folder of
-    `file:///` stores, so that URLs become paths.
+    time in Unix seconds: all content up to it, from the journals' beginnings or from `begin`. `url_seconds`, unless 0,
+    makes brokers sign URLs that are valid for this time. `file_root` is the root folder of `file:///` stores, so that
+    URLs become paths.
     """
 
     begin: Bound | None = None
@@ -54,9 +54,9 @@ async def make_manifest(
 ) -> Manifest:
     """Return the manifest of listed journals, as brokers know them now.
 
-    Raises InvalidInput for offsets that a journal does not have (any more) or without a journal in `options`,
-    JournalRecreated for offsets with the ids of earlier journals, ContentGone if journals lack content of the requested
-    moment, and the client's errors.
+    Raises InvalidInput for offsets that a journal does not have (any more) and for journals without an offset in
+    `options`, JournalRecreated for offsets with the ids of earlier journals, ContentGone if journals lack content of
+    the requested moment, and the client's errors.
     """
     made_at = time.time()
     names = {info.name for info in journals}
@@ -80,7 +80,7 @@ async def make_manifest(
 async def _as_of(
     client: JournalClient, journals: Sequence[JournalInfo], options: ManifestOptions, as_of: Moment | float
 ) -> ManifestOptions:
-    """Return options with the offsets of a moment, whose content is there."""
+    """Return options with the offsets of a moment, after a check that its content exists."""
     if options.end is not None:
         raise InvalidInput("has an end itself; leave the end out", field="as-of")
     moment = as_of if isinstance(as_of, Moment) else await moment_at(client, journals, as_of)
@@ -101,7 +101,7 @@ async def _part(client: JournalClient, info: JournalInfo, options: ManifestOptio
         found: Sequence[FragmentInfo] = ()
         head = info.spec.suspend.offset
     else:
-        # The head first: later appends may be in the list, but need not be.
+        # The head first: the list may contain later appends, but must contain earlier ones.
         head = await client.head(info.name)
         found = await client.fragments(info.name, signature_seconds=options.url_seconds)
         head = max([head, *(each.fragment.end for each in found)])
@@ -163,7 +163,7 @@ def _choose(
 
 
 def _url(found: FragmentInfo, options: ManifestOptions) -> str:
-    """Return the place of a fragment. Raises InvalidInput for a file if nothing tells the root of file stores."""
+    """Return the path or URL of a fragment. Raises InvalidInput for a file if the root of file stores is unknown."""
     fragment = found.fragment
     store = parse_store_url(fragment.backing_store, check_options=False)
     key = store.key(fragment.content_path)

@@ -1,8 +1,8 @@
 """Manifests: lists of the stored fragments of journals, complete for the content that they name. Pure.
 
 A manifest claims, for each of its journals, the content [begin, end): every byte of it is in a listed fragment.
-Acknowledged content behind `end` that is not stored yet is listed separately, as `unstored`. A manifest is a
-snapshot: its fragments never change, so two reads of it give the same bytes, as long as retention keeps them.
+`unstored` is the acknowledged content after `end` that is not stored yet. A manifest is a snapshot: its fragments never
+change, so two reads of it give the same bytes, as long as retention keeps them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ FORMAT: Final = 1
 class ListedFragment:
     """A stored fragment: the journal's content [begin, end) as one file.
 
-    `length` is the content's in bytes; the file may be shorter, by its `codec`. `sha1` is the SHA-1 of the
-    content in hexadecimal. `url` is a path of a file, or the URL of an object; a signed one is readable without
-    credentials until the manifest's `urls_expire_at`. `stored_at` is when the store received it, in Unix seconds.
+    `length` is the content's length in bytes; the file may be shorter, by its `codec`. `sha1` is the SHA-1 of the
+    content in hexadecimal. `url` is the path of a file, or the URL of an object; a signed URL is readable without
+    credentials until the manifest's `urls_expire_at`. `stored_at` is when the store received the file, in Unix seconds.
     """
 
     journal: str
@@ -59,7 +59,7 @@ class ListedFragment:
 
     @property
     def fragment(self) -> Fragment:
-        """The fragment. Raises InvalidInput when the fields are no fragment's."""
+        """The fragment. Raises InvalidInput for invalid fields."""
         try:
             codec, digest = Codec[self.codec.upper()], bytes.fromhex(self.sha1)
         except (KeyError, ValueError):
@@ -75,9 +75,9 @@ class ListedFragment:
 class JournalPart:
     """The part of a journal that a manifest claims: the content [begin, end), all of it in `fragments`.
 
-    The first and the last fragment may reach beyond it. Content [end, unstored_end) was acknowledged when the manifest
-    was made, and no store had it yet. `revision` is the etcd revision that created the journal: a journal of the same
-    name that was created again has another one.
+    The first and the last fragment may extend beyond it. Content [end, unstored_end) was acknowledged when the manifest
+    was made, and no store had it yet. `revision` is the etcd revision that created the journal: a recreated journal has
+    another revision.
     """
 
     journal: str
@@ -88,7 +88,7 @@ class JournalPart:
     revision: int
     fragments: Sequence[ListedFragment] = ()
     sources: Sequence[str] = ()
-    """The journals whose fragments it shares, if it is a fork."""
+    """The other journals whose fragments it shares, if it is a fork."""
 
     @property
     def unstored(self) -> int:
@@ -124,7 +124,7 @@ class JournalPart:
             )
 
     def chain(self) -> list[ListedFragment]:
-        """Return the fragments to read in order, each with content that earlier ones lack."""
+        """Return the fragments to read, in order. Each has content that the ones before lack."""
         return list(CoverSet(self.fragments))
 
 
@@ -132,9 +132,8 @@ class JournalPart:
 class Manifest:
     """The stored fragments of the journals that `selector` chose. Times are Unix seconds.
 
-    With `as_of`, scans leave out messages that are later, by the times of their UUIDs. Manifests of an early version
-    have it; later ones have the offsets of that time as their ends. `urls_expire_at` is None if
-    nothing in it expires.
+    With `as_of`, scans leave out messages with a later time in their UUIDs. Only manifests of an early version have
+    `as_of`; later ones end at the offsets of that time. `urls_expire_at` is None if no URL expires.
     """
 
     selector: str
@@ -160,7 +159,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Return the manifest of its JSON. Raises InvalidInput for other text, and if it lacks content it claims."""
+        """Parse a manifest. Raises InvalidInput for other text, and if fragments do not cover the claimed content."""
         manifest = parse_document(_MANIFEST, text, name="manifest", field="manifest", newest=FORMAT)
         names = [part.journal for part in manifest.journals]
         if len(set(names)) < len(names):

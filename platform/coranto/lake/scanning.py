@@ -1,6 +1,6 @@
 """Scans of manifests: committed messages, each once, as typed columns for Arrow, Polars and DuckDB.
 
-A scan reads again whenever it is used, so it may be used any number of times. It needs pyarrow and numpy.
+A scan may be used any number of times; each use reads the content again. Scans need pyarrow and numpy.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ def scan(
     """Return a scan of a manifest, or of the manifest in a file (for `keys` see `load_manifest`).
 
     `schema` has the fields of messages to read: an Arrow schema, or types by name, such as `{"cents": "int64"}`.
-    Without one, `_value` has each line. `misfits` decides the handling of misfit messages. `file_root` is the
-    root folder of `file:///` stores, for manifests that were made without it. Raises InvalidInput and Unauthenticated.
+    Without a schema, `_value` has each line. `misfits` sets the handling of messages that do not fit the schema.
+    `file_root` is the root folder of `file:///` stores, for manifests that were made without it. Raises InvalidInput
+    and Unauthenticated.
     """
     if not isinstance(manifest, Manifest):
         manifest = load_manifest(manifest, keys)
@@ -75,11 +76,10 @@ def scan(
 class Scan:
     """The committed messages of a manifest, each once, with the columns of `OWN` and the fields of a schema.
 
-    Messages of a journal come in order of commit. Uncommitted messages in the content of the
-    manifest is left out. A message is *once* within the manifest: whether it was also there before, a manifest that
-    begins later cannot know.
+    Messages of a journal are in order of commit. Messages that are not committed within the manifest are left out.
+    Messages are deduplicated within the manifest only: a duplicate of a message before its begin is not detected.
 
-    Whatever reads Arrow streams reads a scan (`pyarrow.table(scan)`, `polars.DataFrame(scan)`, DuckDB's
+    Any consumer of Arrow streams can read a scan (`pyarrow.table(scan)`, `polars.DataFrame(scan)`, DuckDB's
     `FROM scan`). Content that is missing or was changed ends the read with an error.
     """
 
@@ -135,7 +135,7 @@ class Scan:
         return register_io_source(read, schema=polars.DataFrame(self.schema.empty_table()).schema)
 
     def duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
-        """Return a relation that reads whenever it is executed; by default of DuckDB's own connection."""
+        """Return a relation that reads whenever it is executed; by default on DuckDB's default connection."""
         import duckdb
 
         return (connection or duckdb.default_connection()).from_arrow(self)
@@ -147,7 +147,7 @@ class Scan:
         """
         wanted = [field for field in self.schema if columns is None or field.name in columns]
         fields = pa.schema([field for field in wanted if self._fields is not None and field.name in self._fields.names])
-        # Without fields nothing is parsed. With others, every message is checked, whichever columns are wanted.
+        # With nulls for misfits, only the wanted fields are parsed; otherwise all, to check every message.
         checked = fields if self._misfits is ScanMisfits.NULLS else self._fields
         typed = FieldParser(checked, self._misfits) if checked is not None and len(checked) else None
         content = ManifestContent(self.manifest, self._file_root)
@@ -173,7 +173,7 @@ class Scan:
                 yield committed
 
     def _in_time(self, lines: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the lines that were there at the manifest's time. The others count as if they were never written."""
+        """Return the lines that existed at the manifest's time. Later lines are ignored, as if never written."""
         if self.manifest.as_of is None:
             return lines
         first_later = first_clock_after(self.manifest.as_of)
@@ -198,7 +198,7 @@ def own_column(lines: pa.RecordBatch, name: str) -> Any:
 
 
 def to_schema(given: pa.Schema | Types | None) -> pa.Schema | None:
-    """Return the fields as an Arrow schema. Raises InvalidInput for types that there are not, and for taken names."""
+    """Return the fields as an Arrow schema. Raises InvalidInput for unknown types, and for reserved names."""
     if given is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Signed manifests (`coranto.security.documents`), and the files that manifests are kept in."""
+"""Signed manifests (`coranto.security.documents`), and files of manifests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MANIFEST: Final = DocumentKind("coranto-manifest", "manifest", "coranto journals
 
 
 def sign_manifest(manifest: Manifest, keys: Keys) -> str:
-    """Return the manifest, signed with the first key."""
+    """Sign a manifest with the first key, and return the signed text."""
     return sign_document(MANIFEST, manifest.to_json().encode(), keys)
 
 
 def verify_manifest(signed: str, keys: Keys) -> Manifest:
-    """Return the manifest of a signed text.
+    """Verify a signed text, and return its manifest.
 
     Raises Unauthenticated if none of the keys signed it or if it was changed, and InvalidInput for any other text.
     """
@@ -30,8 +30,8 @@ def load_manifest(path: Path | str, keys: Keys | None = None) -> Manifest:
     """Return the manifest in a file: JSON, or a signed one, which is verified.
 
     With `keys` the file must be signed with one of them. Without, a signed file is verified with the keys of
-    $CORANTO_AUTH_KEYS. Raises InvalidInput if the file or the manifest in it does not exist, and Unauthenticated if its
-    signature is not good or missing.
+    $CORANTO_AUTH_KEYS. Raises InvalidInput if the file does not exist or has no manifest, and Unauthenticated if its
+    signature is invalid, or missing although `keys` are given.
     """
     try:
         text = Path(path).read_text().strip()

@@ -14,12 +14,12 @@ from coranto.messages.columnar import Mask
 
 
 class ScanMisfits(enum.StrEnum):
-    """The way of a scan with messages that do not fit its schema."""
+    """The handling of messages that do not fit a scan's schema."""
 
     ERROR = "error"
     """The first of them ends the scan with CorruptMessage, which names journal and offset."""
     NULLS = "nulls"
-    """All fields of such a message are null, and of content that is not a message at all."""
+    """All fields of such a message, and of content that is not a message, are null."""
 
 
 class FieldParser:
@@ -30,7 +30,7 @@ class FieldParser:
         self._misfits = misfits
 
     def parse(self, lines: pa.RecordBatch) -> pa.Table:
-        """Return a table with a row for each line. Raises CorruptMessage for a misfit, unless these become nulls."""
+        """Return a table with a row for each line. Raises CorruptMessage for a misfit, unless misfits become nulls."""
         usual = _one_object_each(lines)
         if UNREADABLE in lines.schema.names:
             usual &= ~lines.column(UNREADABLE).to_numpy(zero_copy_only=False)
@@ -68,10 +68,10 @@ class FieldParser:
 
 
 def _one_object_each(lines: pa.RecordBatch) -> Mask:
-    """Return the mask of lines that begin with `{` and end with `}`, if they are UTF-8.
+    """Return the mask of lines that begin with `{` and end with `}`; all false unless all lines are UTF-8.
 
-    No JSON object reaches from one such line into the next: `{` would have to follow `}`, or a newline be in a text. So
-    as many objects as lines means one object in each.
+    No JSON object extends from one such line into the next: `{` would have to follow `}`, or a string contain a
+    newline. So if the parser finds as many objects as lines, each line has one.
     """
     content = lines.column("content")
     ends, characters = borders_of(content).astype(np.int64), data_of(content)

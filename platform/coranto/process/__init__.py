@@ -1,1 +1,1 @@
-"""Helpers of long-lived processes: locks on their data directories, and memory settings."""
+"""Helpers for processes: directory locks, memory settings, staged startup, and Java."""

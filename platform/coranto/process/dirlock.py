@@ -1,7 +1,7 @@
-"""Exclusive use of a directory by one process, for the life of the process.
+"""Exclusive use of a directory by one process.
 
-The process flock()s a lock file, so the kernel releases the lock however the process ends. The file holds the process
-id, for the error message of a second process.
+The process flock()s a lock file, so the kernel releases the lock however the process ends. The file has the process id,
+for the error message of a second process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def place_of(directory: Path) -> str:
     """Return a name for a directory that is unique among all machines, until this machine restarts.
 
-    Creates the directory when it is absent. The lock of a directory with this name has only one holder. A copy of the
+    Creates the directory if it is absent. Only one process can lock the directory of this name at a time. A copy of the
     directory has another name.
     """
     try:
@@ -33,9 +33,9 @@ def place_of(directory: Path) -> str:
 
 
 class DirectoryLock:
-    """Holds `directory` (created when absent) from construction to `close`. Raises DirectoryInUse.
+    """Locks `directory` (created if absent) from construction to `close`. Raises DirectoryInUse.
 
-    A directory that is created here is accessible to its owner only: it holds content that others need a token to read.
+    A directory that is created here is accessible to its owner only, because others need a token to read its content.
     """
 
     def __init__(self, directory: Path, *, name: str = "lock") -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def java_program() -> Path | None:
-    """Return the path of `java`: that below `JAVA_HOME` or, if it is not set, the first one on the PATH.
+    """Return the path of `java`: below `JAVA_HOME` or, if that is not set, the first one on the PATH; otherwise None.
 
-    None if neither is there. Whether the path below `JAVA_HOME` has a program was not checked.
+    The path below `JAVA_HOME` may not exist.
     """
     home = os.environ.get("JAVA_HOME")
     if home:

@@ -1,4 +1,4 @@
-"""Memory settings of a process that moves much content."""
+"""Memory settings for processes with a high throughput."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ GARBAGE_OBJECTS = 5_000
 def keep_freed_memory() -> bool:
     """Keep up to KEPT_BYTES of freed memory for later allocations. Return False if the C library is not glibc.
 
-    Messages of some hundred KiB are allocated and freed all the time. By default glibc may give the memory of each back
-    to the system, depending on the accidental layout of the heap. Then touching fresh pages for the next message takes
-    longer than all the work on its content.
+    Messages of some hundred KiB are allocated and freed all the time. By default glibc may return each one's memory to
+    the system, depending on the accidental layout of the heap. Then page faults for the next message take longer than
+    all the work on its content.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -26,16 +26,16 @@ def keep_freed_memory() -> bool:
 
 
 def tune_memory() -> None:
-    """Apply both settings of this module. Call it at the end of a process's start."""
+    """Apply both settings of this module. Call it at the end of the process's startup."""
     keep_freed_memory()
     spare_garbage_collection()
 
 
 def spare_garbage_collection() -> None:
-    """Collect cyclic garbage less often, and never among present objects. Call it at the end of a process's start.
+    """Collect cyclic garbage less often, and never scan existing objects. Call it at the end of the process's startup.
 
-    Under load hundreds of calls are alive, and Python would scan all of them every few calls. Apart from rare cycles,
-    their objects are freed immediately without a scan.
+    Under load hundreds of calls are alive, and Python would scan their objects every few calls. Apart from rare cycles,
+    these objects are freed immediately, without a scan.
     """
     gc.collect()
     gc.freeze()

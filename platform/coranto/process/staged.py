@@ -1,4 +1,4 @@
-"""Things that are started in steps."""
+"""Contexts that start in several steps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Self
 class StagedContext(ABC):
     """An asynchronous context whose start has several steps.
 
-    Each step pushes what undoes it to `_exits`. All of it is undone in reverse order when the context is left, and also
-    when a later step of the start fails or is cancelled.
+    Each step pushes its cleanup to `_exits`. The cleanups run in reverse order when the context exits, and also when a
+    later step fails or is cancelled.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class StagedContext(ABC):
 
     @abstractmethod
     async def _start(self) -> None:
-        """Take all steps."""
+        """Run all steps."""
 
     async def __aenter__(self) -> Self:
         try:

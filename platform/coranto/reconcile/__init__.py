@@ -1,4 +1,4 @@
-"""Makes the specs of journals and shards in etcd match a document, for commands and orchestrators.
+"""Reconciliation of the specs of journals and shards in etcd with a document, for commands and orchestrators.
 
 `kinds` has the differences between kinds of specs, `plan` compares (pure), and `reconciler` applies in transactions.
 """

@@ -13,10 +13,10 @@ from coranto.wire import protocol_pb2 as pb
 
 
 def _keep_state(wanted: pb.JournalSpec, present: pb.JournalSpec) -> pb.JournalSpec:
-    """Return the wanted spec, with the current spec's managed parts that the wanted one does not mention.
+    """Return the wanted spec, with the current spec's managed parts that the wanted one does not set.
 
-    That is `suspend`, with the offset for resuming the journal: without it, an empty journal would begin at 0
-    again. It is also the labels that connect forks and their sources.
+    These are `suspend`, whose offset is needed to resume the journal (otherwise an empty journal would begin at 0
+    again), and the labels that link forks and their sources.
     """
     known = [label for label in present.labels.labels if is_label(label.name)]
     forks = known and not any(is_label(label.name) for label in wanted.labels.labels)
@@ -34,14 +34,14 @@ def _keep_state(wanted: pb.JournalSpec, present: pb.JournalSpec) -> pb.JournalSp
 
 
 def _nesting(deleted: Sequence[pb.JournalSpec], created: Sequence[pb.JournalSpec]) -> set[str]:
-    """Return the names of deleted journals that nest with created ones. A broker checks names against those present."""
+    """Return the names of deleted journals that nest with created ones. Brokers refuse names that nest with others."""
     gone, new = {spec.name for spec in deleted}, {spec.name for spec in created}
     above_new = {above for name in new for above in names_above(name)}
     return {name for name in gone if name in above_new or any(above in new for above in names_above(name))}
 
 
 def _is_of_users(spec: pb.JournalSpec) -> bool:
-    """Return False for journals of streams, for forks, and for journals whose records cannot be recreated."""
+    """Return False for journals of streams, forks, and journals whose records cannot be recreated."""
     parts = (labels.STREAM, labels.STREAM_PART, labels.FORK_OF)
     part = any(label.name in parts for label in spec.labels.labels)
     return not part and labels.value_of(spec.labels, labels.MANAGED_BY) not in labels.OF_RECORDS
@@ -73,7 +73,7 @@ class JournalSpecs:
 
 
 def under_prefix(changes: Iterable[pb.ApplyRequest.Change], prefix: str) -> list[pb.ApplyRequest.Change]:
-    """Return the same changes for journals with `prefix` in front of their names. It is empty or ends with a slash."""
+    """Return the changes with `prefix`, which is empty or ends with a slash, in front of the journals' names."""
     check_prefix(prefix)
     moved = []
     for change in changes:

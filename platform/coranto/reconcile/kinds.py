@@ -1,4 +1,4 @@
-"""The differences between kinds of specs, as the reconciler sees them.
+"""The interface between the reconciler and a kind of specs.
 
 Changes of all kinds have the same three fields, as in Gazette's protocols: `upsert` (a spec), `delete` (a name) and
 `expect_mod_revision`.
@@ -33,7 +33,7 @@ class SpecKind:
     """A kind of specs."""
 
     noun: str
-    """Such as `journal`. Its plural has an s."""
+    """The singular, such as `journal`. The plural adds an s."""
     change: Callable[..., Any]
     """Makes a change."""
     name_of: Callable[[Any], str]
@@ -41,13 +41,13 @@ class SpecKind:
     labels_of: Callable[[Any], pb.LabelSet]
     """Returns a spec's labels with its name, for selectors."""
     keep: Callable[[Any, Any], Any]
-    """Takes a wanted and the current spec. Returns the wanted one, with parts that only the current one has."""
+    """Takes the wanted and the current spec. Returns the wanted one, with the managed parts of the current one."""
     blocking_deletions: Callable[[Sequence[Any], Sequence[Any]], set[str]]
-    """Takes deleted and created specs. Returns the names of those that must be deleted before the others exist."""
+    """Takes deleted and created specs. Returns the names of deleted specs that block the creation of others."""
     deletes_in_transaction: bool
-    """True if one transaction may both delete names that are in the way and create the others."""
+    """True if one transaction may both delete blocking specs and create the blocked ones."""
     prunable: Callable[[Any], bool] = lambda _: True
-    """Takes a present spec. Returns False for one that a program made, and deletes itself."""
+    """Takes a current spec. Returns False if a program manages the spec, so that pruning must not delete it."""
 
     @property
     def plural(self) -> str:
@@ -62,12 +62,12 @@ class SpecAccess(Protocol):
         ...
 
     async def apply(self, changes: Sequence[Any]) -> None:
-        """Make changes in one transaction. Raises EtcdTransactionFailed if an expected revision is not the actual."""
+        """Make changes in one transaction. Raises EtcdTransactionFailed if a revision is not the expected one."""
         ...
 
 
 def at_any_revision(changes: Iterable[ChangeT]) -> list[ChangeT]:
-    """Return changes with -1 in place of no revision, so that they may also update existing specs."""
+    """Return changes with the revision -1 where they have none, so that they may also update existing specs."""
     result = []
     for change in changes:
         copy: Any = type(change)()

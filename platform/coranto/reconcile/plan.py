@@ -1,8 +1,8 @@
-"""The plan that turns current specs into a document's. Pure.
+"""Plans, which turn current specs into the specs of a document. Pure.
 
 A change without a revision creates its spec. A change with revision -1 creates or updates it, whatever its revision is.
-Any other revision must be the current one. A change that is in effect already needs nothing, whatever its revision: so
-a document can be applied again after an interruption.
+Any other revision must be the current one. A change that is in effect already is skipped, whatever its revision, so
+that a document can be applied again after an interruption.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SpecStep:
     """One spec of a plan.
 
     `change` expects the revision that the spec was compared at. `spec` is the wanted spec; for a deletion the present
-    one, or None if there is none. `differences` lists `field: old → new` for an update. A step with `pruned` deletes a
+    spec, or None if there is none. `differences` lists `field: old → new` for an update. A step with `pruned` deletes a
     spec that the document does not name.
     """
 
@@ -61,7 +61,7 @@ class SpecStep:
 class SpecPlan:
     """The steps from current specs to wanted ones: first in the document's order, then pruning.
 
-    `conflicts` gives a reason for each change that cannot be applied. `digest` is the document's alone.
+    `conflicts` gives a reason for each change that cannot be applied. `digest` depends only on the document.
     """
 
     kind: SpecKind
@@ -80,8 +80,8 @@ class SpecPlan:
     def transactions(self, size: int) -> list[tuple[SpecStep, ...]]:
         """Return the due steps as transactions of at most `size` changes, in order of application.
 
-        Deletions come last, so that an interruption leaves more rather than less. Only specs that would keep a new one
-        from being created are deleted first.
+        Deletions come last, so that an interruption leaves too many specs rather than too few. Only specs that block
+        the creation of a new one are deleted first.
         """
         gone = [step for step in self.due if step.action is SpecAction.DELETE]
         others = [step for step in self.due if step.action is not SpecAction.DELETE]
@@ -107,9 +107,9 @@ def make_plan(
 ) -> SpecPlan:
     """Compare the changes of a document with the present specs.
 
-    Specs outside the document stay as they are, except that `prune` deletes those that it selects. It skips
-    journals that programs manage: ledgers of publications and streams. Raises InvalidInput
-    if a spec is named twice, and for a `prune` that selects everything or comes with an empty document.
+    Specs outside the document do not change, except that specs selected by `prune` are deleted. Pruning skips journals
+    that programs manage, such as streams, forks and ledgers of publications. Raises InvalidInput if a spec is named
+    twice, and for a `prune` that selects everything or comes with an empty document.
     """
     steps: dict[str, SpecStep] = {}
     conflicts = []

@@ -1,4 +1,4 @@
-"""Applying a document's changes, in as many transactions as they need."""
+"""Application of a document's changes, in as many transactions as necessary."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from coranto.reconcile.plan import SpecPlan, SpecStep, make_plan
 from coranto.wire import protocol_pb2 as pb
 
 BATCH_CHANGES: Final = 100
-"""Changes of one transaction, unless something else is asked for. Brokers add conditions of their own."""
+"""The default number of changes in a transaction. Brokers add their own conditions."""
 _ATTEMPTS: Final = 5
 """Maximum consecutive attempts without success."""
 _PAUSE: Final = 0.05
-"""Seconds before the second attempt, while brokers learn of others' changes. It doubles with each attempt."""
+"""Seconds before the second attempt, while brokers receive other processes' changes. Doubles with each attempt."""
 _SHOWN_CONFLICTS: Final = 10
 
 
@@ -25,8 +25,8 @@ class SpecReconciler:
     """Makes the specs of one kind match a document.
 
     `source` is the document's name in errors. Every change expects the revision that it was compared at. After a
-    conflict or a lost answer, specs are compared again. A document of more changes than `size` takes several
-    transactions (0 means BATCH_CHANGES); after an interruption, applying it again continues with the rest.
+    conflict or a lost answer, specs are compared again. A document of more changes than `size` (0: BATCH_CHANGES) takes
+    several transactions; after an interruption, applying it again continues with the rest.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SpecReconciler:
         self._done: dict[str, SpecStep] = {}
 
     async def plan(self) -> SpecPlan:
-        """Compare with the present specs, and change nothing. Raises InvalidInput for a document that is not valid."""
+        """Compare the document with the present specs, without changing any. Raises InvalidInput."""
         return make_plan(self._kind, self._wanted, await self._specs.present(), prune=self._prune)
 
     def check(self, plan: SpecPlan) -> None:
@@ -64,14 +64,14 @@ class SpecReconciler:
     ) -> SpecPlan:
         """Apply a plan of this reconciler, and return the steps that were done or not needed.
 
-        Calls `on_applied` with the steps of each transaction. Raises EtcdTransactionFailed for a conflict; one that
-        shows at the start is raised before anything is applied. Other errors report how much was applied before.
+        Calls `on_applied` with the steps of each transaction. Raises EtcdTransactionFailed for a conflict; a conflict
+        in the given plan is raised before any change. Later errors report the number of applied changes.
         """
         failures = 0
         while True:
             try:
                 self.check(plan)
-                failed = await self._go_through(plan, on_applied)
+                failed = await self._apply_transactions(plan, on_applied)
                 if failed is None:
                     return self._result(plan)
                 batch, error, progressed = failed
@@ -80,7 +80,7 @@ class SpecReconciler:
                     raise error
                 await asyncio.sleep(_PAUSE * 2 ** (failures - 1))
                 plan = await self.plan()
-                self._notice(batch, plan, on_applied)
+                self._record_done(batch, plan, on_applied)
             except CorantoError as error:
                 if not self._done:
                     raise
@@ -90,10 +90,10 @@ class SpecReconciler:
                     "Apply again to continue with the others."
                 ) from error
 
-    async def _go_through(
+    async def _apply_transactions(
         self, plan: SpecPlan, on_applied: Callable[[Sequence[SpecStep]], None]
     ) -> tuple[Sequence[SpecStep], CorantoError, bool] | None:
-        """Apply the plan's transactions. Returns the one that failed, its error, and whether any succeeded before."""
+        """Apply the plan's transactions. Returns the failed one, its error, and True if any succeeded before it."""
         progressed = False
         for batch in plan.transactions(self.size):
             try:
@@ -105,21 +105,21 @@ class SpecReconciler:
             on_applied(batch)
         return None
 
-    def _notice(
+    def _record_done(
         self,
         batch: Sequence[SpecStep],
         plan: SpecPlan,
         on_applied: Callable[[Sequence[SpecStep]], None],
     ) -> None:
-        """Count the steps of a failed transaction as done that the new plan no longer needs.
+        """Record the steps of a failed transaction that the new plan no longer needs as done.
 
-        Its answer may have been lost, or another process did the same.
+        The transaction's answer was lost, or another process made the same changes.
         """
         needed = {step.name for step in plan.due}
-        noticed = [step for step in batch if step.name not in needed]
-        self._done.update((step.name, step) for step in noticed)
-        if noticed:
-            on_applied(noticed)
+        done = [step for step in batch if step.name not in needed]
+        self._done.update((step.name, step) for step in done)
+        if done:
+            on_applied(done)
 
     def _result(self, plan: SpecPlan) -> SpecPlan:
         named = {step.name for step in plan.steps}

@@ -1,4 +1,4 @@
-"""Reconcilers of trees of journal specs, as orchestrators use them."""
+"""Reconcilers for trees of journal specs, for orchestrators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tree_reconciler(
 ) -> SpecReconciler:
     """Return the reconciler of a tree of journal specs in YAML, with `prefix` in front of all names.
 
-    Journals of the groups `prune`, below the same prefix, that the tree does not name are to be deleted. Raises
+    The plan deletes journals of the groups `prune`, below the same prefix, that the tree does not name. Raises
     InvalidInput for text that is not a tree of specs.
     """
     wanted = under_prefix(at_any_revision(parse_tree(tree)), prefix)
