@@ -211,7 +211,7 @@ class JournalClient:
         subject = f"apply of {len(changes)} changes"
         request = pb.ApplyRequest(changes=changes)
         validate(request)
-        # Connect first. A later failure is then no failure to connect, and the outcome is unknown.
+        # Connect first, because only a failure after that leaves the outcome unknown.
         chosen = await self._dispatcher.connected(subject, self.config.retry_timeout)
         try:
             response = await chosen.stub.Apply(request, metadata=await self._apply_metadata(chosen, request))
@@ -286,7 +286,7 @@ class JournalClient:
         """Append content atomically. `suspend` is the effect on the journal's suspension.
 
         The content must begin at `offset`, unless that is 0, and with `at_start` at 0. Otherwise nothing is applied,
-        and the call raises WrongAppendOffset. Gazette's brokers, and early ones of Coranto, ignore `at_start`.
+        and the call raises WrongAppendOffset. Gazette's brokers, and early versions of Coranto's, ignore `at_start`.
 
         After failures that applied nothing, the append is retried for `retry_timeout` seconds; an append of an iterable
         only until its first item was taken. `retry_unknown` also retries after AppendOutcomeUnknown. Then content may
@@ -459,7 +459,7 @@ class JournalClient:
     def prefetch_reads(self, *, block: bool, fail_on_jump: bool) -> ReadOf:
         """Return a function that reads a small range like `read`, for many concurrent reads.
 
-        The reads share a bound of the bytes that they fetch from fragment stores at a time.
+        The reads share a limit on the bytes that they fetch from fragment stores at a time.
         """
         direct = BoundedFetches(self._direct)
 
@@ -549,8 +549,8 @@ class JournalClient:
     async def heads_of_broker(self, selector: str | pb.LabelSelector = "") -> Heads | None:
         """Return the heads of the matching journals whose primary is the broker that answers.
 
-        Returns None if the broker does not support this call. A client with one endpoint queries exactly that broker,
-        and so detects that it does not answer. Needs the capability to read.
+        Returns None if the broker does not support this call. With a client for a single endpoint, a failure shows that
+        this broker does not answer. Needs the capability to read.
         """
         parsed = parse_selector(selector) if isinstance(selector, str) else selector
         request = HeadsRequest(selector=parsed, do_not_proxy=True, min_etcd_revision=self._applied_revision)
@@ -696,8 +696,8 @@ class JournalClient:
     async def note(self, request: NoteRequest) -> Note | None:
         """Read or write a note about files of a fragment store, and return it; None if the broker has no notes.
 
-        Raises EtcdTransactionFailed if the written note does not have the expected version. Concurrent writers must
-        write different content, because a retried write recognizes its first attempt by the content.
+        Raises EtcdTransactionFailed if a write expects another version than the note has. Concurrent writers must write
+        different content, because a retried write recognizes its first attempt by the content.
         """
         return await self._retried(lambda: notes.ask(self._dispatcher.to_seed(), request))
 

@@ -48,7 +48,7 @@ class Producers:
             commits = clock > decided
             after = (clock, 0) if commits else (decided, pending)
         self._known[message.producer] = after
-        if len(self._known) > _MAX_PRODUCERS:  # Forget the one with the oldest message.
+        if len(self._known) > _MAX_PRODUCERS:  # Forget the producer with the oldest message.
             del self._known[next(iter(self._known))]
             self._whole = False
         return commits

@@ -37,7 +37,7 @@ def committed_messages(
 
     A message must begin at `begin`. Without `end` reading ends at the current write head, or with `block` never.
     Messages of transactions that began before `begin` or are open at `end` are not yielded. `as_of` yields all messages
-    of that moment, and raises ContentGone if some of its content is gone. Raises JournalRecreated for offsets with the
+    of that moment, and raises ContentGone if some of them are gone. Raises JournalRecreated for offsets with the
     id of an earlier journal (`JournalOffset`), CorruptMessage without `on_corrupt`, and the errors of the client's
     reads.
     """

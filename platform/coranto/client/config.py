@@ -46,8 +46,8 @@ class ClientConfig:
     fragment stores, if this process can read it: then persisted fragments are read there instead of through brokers.
     Calls that brokers cannot serve are retried for `retry_timeout` seconds.
 
-    With `auth` every call has a token: signed for that call, given, or from an OpenID Connect provider.
-    Tokens are sent only over TLS, to loopback addresses and to unix sockets; any other endpoint raises InvalidInput.
+    With `auth` every call has a token: signed for that call, given, or from an OpenID Connect provider. Tokens are sent
+    only over TLS, to loopback addresses and to unix sockets; any other endpoint raises InvalidInput.
 
     Calls go to `endpoint` until an answer names the brokers of a journal. Then appends go to its primary, and reads to
     one of its replicas, preferably one in `zone`. `route_cache` is the number of journals whose brokers are remembered.
@@ -57,7 +57,7 @@ class ClientConfig:
 
     Small appends to Coranto's brokers share a stream, which makes many of them far cheaper. An append that is cancelled
     after it was sent may then still be applied. Without `append_streams`, and to Gazette's brokers, each append is a
-    call of its own.
+    separate call.
 
     `name` identifies the caller, such as `nightly/orders`. Brokers log it with failed calls. It begins gRPC's header
     `user-agent`, and has up to 128 printable ASCII characters without spaces.
@@ -99,7 +99,7 @@ class ClientConfig:
 
     @property
     def seeds(self) -> tuple[str, ...]:
-        """The single endpoints."""
+        """The individual endpoints."""
         return tuple(seed.strip() for seed in self.endpoint.split(","))
 
     @classmethod
@@ -213,7 +213,7 @@ def _tls_of(environment: Mapping[str, str], endpoint: str) -> ClientTls | None:
 
 
 def require_client(client: object) -> None:
-    """Raise InvalidInput unless `client` is a ClientConfig. It may be an endpoint by mistake."""
+    """Raise InvalidInput unless `client` is a ClientConfig, for example if it is an endpoint."""
     if not isinstance(client, ClientConfig):
         example = repr(client) if isinstance(client, str) else "'127.0.0.1:8080'"
         raise InvalidInput(

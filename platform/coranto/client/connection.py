@@ -34,7 +34,7 @@ _OPTIONS: list[tuple[str, int]] = [
     # Reconnect to a restarted broker within a second. gRPC's default is up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # In effect the timeout of one attempt to connect. Half a second is too short on a busy or distant machine.
+    # The effective timeout of one attempt to connect. Half a second is too short on a busy or distant machine.
     ("grpc.min_reconnect_backoff_ms", 5000),
     # Detects a peer that vanished while a call waits. Common servers refuse pings more often than every five minutes.
     # For writes, the kernel's retransmission timeout applies.

@@ -63,7 +63,7 @@ class DirectReader:
         """Return the fragment's verified content. Blocks. Raises the errors of `read`."""
         try:
             kept = self._cache and self._cache.content(fragment, functools.partial(self._fill, fragment, url))
-            return memoryview(kept or self._unkept(fragment, url))
+            return memoryview(kept or self._uncached(fragment, url))
         except (OSError, http.client.HTTPException, ValueError) as error:
             what = f"cannot read fragment {fragment.content_path} from {_shown(url)}"
             raise StoreError(f"{what}: {error}", kind=f"{what}: {_kind(error)}") from error
@@ -71,7 +71,7 @@ class DirectReader:
     def _fill(self, fragment: Fragment, url: str, content: bytearray | mmap.mmap) -> None:
         _unpack(fragment, url, self._file(fragment, url), content)
 
-    def _unkept(self, fragment: Fragment, url: str) -> bytearray | mmap.mmap:
+    def _uncached(self, fragment: Fragment, url: str) -> bytearray | mmap.mmap:
         data = self._file(fragment, url)
         check_plausible(fragment.codec, len(data), fragment.length)
         content = _allocate(fragment.length)

@@ -1,4 +1,4 @@
-"""Groups of journals. One asset stands for one group."""
+"""Groups of journals. An asset of an orchestrator represents one group."""
 
 from __future__ import annotations
 

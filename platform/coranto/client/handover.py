@@ -175,7 +175,7 @@ class ReadAhead:
 
 def read_ahead(loop: LoopThread, chunks: AsyncGenerator[Chunk], subject: str, timeout: float | None) -> Iterator[Chunk]:
     """Yield chunks that the loop reads. Raises Unavailable if none arrives within `timeout` seconds."""
-    ahead = loop.run(_made())
+    ahead = loop.run(_new_read_ahead())
     filling = loop.submit(ahead.fill(chunks))
     try:
         while taken := ahead.take(timeout):
@@ -186,5 +186,5 @@ def read_ahead(loop: LoopThread, chunks: AsyncGenerator[Chunk], subject: str, ti
         filling.cancel()
 
 
-async def _made() -> ReadAhead:
+async def _new_read_ahead() -> ReadAhead:
     return ReadAhead(asyncio.get_running_loop())

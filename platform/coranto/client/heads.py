@@ -69,7 +69,7 @@ class JournalHead:
     store_problem: str = ""
     """The reason for delaying appends because of the fragment store; empty if they are not delayed."""
     ask_alone: bool = False
-    """True if the journal must be read on its own, because only Gazette's brokers serve it."""
+    """True if the journal needs a single read, because its primary is a Gazette broker."""
     demand_unmet: str = ""
     """The reason why acknowledgements are, or would be, below the demand of the journal's labels; empty if not."""
     acknowledged_below_demand: int = 0

@@ -127,7 +127,9 @@ async def _end_at(client: JournalClient, info: JournalInfo, at: float) -> int:
 
 
 async def require_content(client: JournalClient, moment: Moment) -> None:
-    """Check with one call to the brokers that journals still have the content of a moment, except for gaps within it.
+    """Check that journals still have the content of a moment, except for gaps within it.
+
+    Makes one call to the brokers for up to 4,096 journals.
 
     Raises ContentGone, which lists all missing content, JournalRecreated for offsets of an earlier journal,
     JournalNotFound, and InvalidInput for a journal that ends earlier.
@@ -157,7 +159,7 @@ async def require_content(client: JournalClient, moment: Moment) -> None:
 
 
 async def require_same(client: JournalClient, *vectors: Mapping[str, int]) -> None:
-    """Check that offsets with ids belong to the current journals. Without ids it makes no call.
+    """Check that offsets with ids belong to the current journals. Makes no call without ids.
 
     Raises JournalRecreated. Missing and unknown journals raise no error here, but when they are read.
     """

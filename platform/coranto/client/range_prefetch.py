@@ -142,7 +142,7 @@ class RangePrefetch:
 
 
 class BoundedFetches(DirectReader):
-    """Reads parts of fragments with another reader. Fetches up to `max_bytes` of fragments, or a larger one, at a time.
+    """Reads parts of fragments with another reader. At a time, fetches `max_bytes` of fragments, or a larger fragment.
 
     Each part is buffered completely, so that a slow consumer does not block others.
     """

@@ -38,7 +38,7 @@ TRANSIENT = (Unavailable, NoPrimaryBroker, NotPrimaryBroker, InsufficientBrokers
 """Errors of brokers that cannot serve now, and have applied nothing."""
 
 _NOT_FOUND_ATTEMPTS = 4
-"""The number of attempts before JournalNotFound is raised, because other brokers see a new journal later."""
+"""The number of attempts before JournalNotFound is raised, because some brokers learn of a new journal later."""
 
 _log = structlog.get_logger(__name__)
 
@@ -127,7 +127,7 @@ class Reader:
                     raise
                 failure = error
                 if isinstance(error, NotJournalBroker) and asked:
-                    # Its answer may have the route to a broker of the journal. Otherwise a seed may proxy the read.
+                    # The answer may have the route to a broker of the journal. Otherwise a seed may proxy the read.
                     otherwise = not chosen.routed and self._dispatcher.to_replica(progress.journal).routed
                     self._broker_has_journal = otherwise
             if progress.offset > before:
@@ -187,7 +187,7 @@ class Reader:
             )
 
     async def _call(self) -> AsyncGenerator[Chunk | Located | ReadStatus]:
-        """Run one Read RPC. It ends at a Located fragment that this reader can read directly."""
+        """Run one Read RPC, up to the first fragment that this reader can read directly."""
         progress, options = self._progress, self._options
         progress.connected()
         request = pb.ReadRequest(

@@ -17,7 +17,7 @@ from coranto.effects import Clock
 from coranto.errors import CorantoError
 
 _SCHEDULE = (0.05, 0.05, 0.1, 0.1, 0.25, 0.5, *[1.0] * 30)
-"""Waits in seconds. They stay short until a dead broker's lease has expired, because another one then takes over."""
+"""Waits in seconds. They stay short until a dead broker's lease has expired, when another broker takes over."""
 _LATER = 5.0
 
 JOB_SECONDS: Final = 600.0

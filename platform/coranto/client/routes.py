@@ -95,7 +95,7 @@ class RouteCache:
         return route
 
     def learn(self, journal: str, header: pb.Header, now: float) -> None:
-        """Store an answer's route, unless a later one of its cluster is known. No members: remove the known route."""
+        """Store an answer's route, unless a later one of its cluster is known. An empty route removes the known one."""
         name = strip_metadata(journal)
         route = KnownRoute.of(header)
         _, known = self._routes.get(name, (0.0, None))
@@ -118,7 +118,7 @@ class RouteCache:
                 self._routes.setdefault(strip_metadata(journal), (now, route))
 
     def refused(self, journal: str, header: pb.Header, now: float) -> None:
-        """Handle a refusal by a broker that does not serve a journal: store its Route if later, else forget ours."""
+        """Handle a refusal by a broker that does not serve a journal: store its Route if later, or forget the known."""
         _, known = self._routes.get(strip_metadata(journal), (0.0, None))
         if known is not None and known.cluster == header.etcd.cluster_id and known.revision >= header.etcd.revision:
             self.forget(journal)

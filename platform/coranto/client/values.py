@@ -30,7 +30,7 @@ class AppendResult:
     durability: Durability | None = None
     """The durability of the append when it was acknowledged. None from Gazette's brokers."""
     stored_end: int = field(default=0, repr=False, compare=False)
-    """The end of the content in a fragment store. 0 unless the append requested its durability."""
+    """The end of the content that a fragment store has without a gap; 0 unless the append requested its durability."""
     _later: Assurance | None = field(default=None, repr=False, compare=False)
 
     async def durable(

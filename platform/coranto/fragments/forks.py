@@ -138,8 +138,8 @@ def require_unread(specs: Iterable[pb.JournalSpec], left: Collection[str]) -> No
         source = labels.value_of(spec.labels, labels.FORK_OF)
         if source in left:
             raise InvalidInput(
-                f"is a fork of {source}, which the consumer has read up to its checkpoint, so all of that would count "
-                f"once more: make {source} its source, or start a consumer of another name on the fork",
+                f"is a fork of {source}, which the consumer has read up to its checkpoint. It would process the shared "
+                f"content twice: make {source} its source, or start a consumer of another name on the fork",
                 field=f"source {spec.name}",
             )
 

@@ -31,9 +31,8 @@ def expired(
     """Return the stored fragments to remove, in the order of removal.
 
     A removal in this order leaves no new gap if it stops early. `fragments` are all known fragments of one journal, in
-    any order.
-    `now` is wall time in seconds. A retention of zero or less keeps everything. `held_from` is the first offset that is
-    kept for forks.
+    any order. `now` is wall time in seconds. A retention of zero or less keeps everything. `held_from` is the first
+    offset that is kept for forks.
     """
     known = sorted(fragments, key=lambda fragment: (fragment.begin, fragment.end))
     if retention_seconds <= 0 or not known:

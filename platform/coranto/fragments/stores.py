@@ -507,8 +507,8 @@ class StoreRegistry:
 def _require_root(url: str, file_root: Path | None) -> Path:
     if file_root is None:
         raise InvalidInput(
-            f"{url!r} is below a folder of this machine, and nothing says which: give brokers --file-root, and "
-            "commands and jobs that read files themselves $CORANTO_FILE_ROOT",
+            f"{url!r} is below a root folder that is unknown: give brokers --file-root, and commands and jobs that "
+            "read files themselves $CORANTO_FILE_ROOT",
             field="store",
         )
     return file_root

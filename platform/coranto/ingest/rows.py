@@ -161,7 +161,7 @@ def _merged(fields: Mapping[str, Any], meta: bytes) -> bytes:
     """Return the event of a row with its own metadata."""
     theirs = fields[META]
     if not isinstance(theirs, dict):
-        raise InvalidInput(f"has a field {META}, which is reserved for metadata, and not an object in it")
+        raise InvalidInput(f"has a field {META} that is not an object; this field is reserved for metadata")
     return _EVENTS.encode({**fields, META: {**theirs, **_decode(b"{%b}" % meta)}})
 
 

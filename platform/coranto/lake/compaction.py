@@ -1,4 +1,4 @@
-"""Compaction: committed messages of old fragments as Parquet files. The fragments stay.
+"""Compaction: committed messages of old fragments as Parquet files. The fragments are kept.
 
 Each file has the messages that became committed in a span [begin, end) of a journal, each once: together, the files of
 a journal equal its committed read. For that, a file also has the reading state at its end, where the next file
@@ -127,9 +127,8 @@ class _Compaction:
         for each in others:
             if each.begin > chain[-1].end:
                 raise CorruptData(
-                    f"{store.url}{FOLDER}/{part.journal}/: no file has what became committed in [{chain[-1].end}, "
-                    f"{each.begin}), and there is one after it; restore the file, or remove those after it to "
-                    "rebuild them"
+                    f"{store.url}{FOLDER}/{part.journal}/: the file of [{chain[-1].end}, {each.begin}) is missing, and "
+                    "there are later files; restore the missing file, or remove the later files to rebuild them"
                 )
         source = self._state(store, chain[-1], part) if chain else Source(part.begin)
         if source.replay_from < part.begin:

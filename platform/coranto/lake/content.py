@@ -69,7 +69,7 @@ class ManifestContent:
                 return self._paths.content(fragment, "file://" + quote(url))
             if url.startswith("file:"):
                 if not self._direct.can_read(url):
-                    raise InvalidInput(f"{url} is below a folder, and nothing says which: give it", field="file_root")
+                    raise InvalidInput(f"{url} is below a root folder that is unknown: give it", field="file_root")
                 return self._direct.content(fragment, url)
             if url.startswith(("http:", "https:")):
                 self._refuse_expired()
@@ -88,7 +88,7 @@ class ManifestContent:
 
 
 def require_lines(manifest: Manifest) -> None:
-    """Raise InvalidInput for journals whose label says that they do not have JSON lines."""
+    """Raise InvalidInput for journals whose label has another content type than JSON lines."""
     for part in manifest.journals:
         if part.content_type not in ("", JsonLines.content_type):
             raise InvalidInput(

@@ -1,4 +1,4 @@
-"""Making of manifests from the fragments that brokers list. Each part is complete for the content that it claims."""
+"""Creation of manifests from the fragments that brokers list. Each part is complete for the content that it claims."""
 
 from __future__ import annotations
 
@@ -174,7 +174,8 @@ def _url(found: FragmentInfo, options: ManifestOptions) -> str:
     if found.signed_url:
         return found.signed_url
     raise InvalidInput(
-        f"{fragment.backing_store} is a folder, and nothing says which: set $CORANTO_FILE_ROOT", field="file root"
+        f"{fragment.backing_store} is a folder, but the root of such stores is unknown: set $CORANTO_FILE_ROOT",
+        field="file root",
     )
 
 

@@ -66,7 +66,7 @@ def scan(
     if not isinstance(manifest, Manifest):
         manifest = load_manifest(manifest, keys)
     elif keys is not None:
-        raise InvalidInput("are for files; a Manifest object is what you have verified or made", field="keys")
+        raise InvalidInput("verify a signed file; leave them out for a Manifest object", field="keys")
     require_lines(manifest)
     policy = ScanMisfits(misfits)
     framing = JsonLines(uuid_pointer, tolerant=policy is ScanMisfits.NULLS)

@@ -170,7 +170,7 @@ def test_missing_or_contradictory_files_are_errors(tmp_path: Path) -> None:
     assert [n for _, n in rows(tmp_path)] == [1, 2]
     middle = files(tmp_path)[1]
     middle.unlink()
-    with pytest.raises(CorruptData, match="restore the file, or remove those after it"):
+    with pytest.raises(CorruptData, match="restore the missing file, or remove the later files"):
         list(compact(manifest, options(tmp_path)))
     shutil.rmtree(tmp_path / FOLDER)
     (span,) = compact(one, options(tmp_path, file_bytes=10_000, partial=True))

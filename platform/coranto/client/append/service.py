@@ -269,7 +269,7 @@ class AppendService:
         return found
 
     def _next_batch(self, queue: deque[_PendingAppend], *, parts_torn: bool) -> list[_PendingAppend]:
-        """Remove the next batch from the queue. With `parts_torn`, content that ends within a line is a batch alone."""
+        """Remove the next batch from the queue. With `parts_torn`, content that ends within a line is its own batch."""
         batch = [queue.popleft()]
         size = batch[0].size
         while queue and size + queue[0].size <= self._batch_bytes:

@@ -85,7 +85,7 @@ class AppendStream:
 
     @property
     def is_open(self) -> bool:
-        """True while it accepts appends."""
+        """True while the stream accepts appends."""
         return not self._closing
 
     async def append(
@@ -221,7 +221,7 @@ class AppendStream:
 
     def _call_ended(self, status: grpc.aio.AioRpcError | None) -> None:
         self.finish()
-        self._fail(_ENDED_IN_ORDER if status is None else _words_of(status))
+        self._fail(_ENDED_IN_ORDER if status is None else _describe(status))
         if not self._ended.done():
             self._ended.set_result(None)
 
@@ -278,5 +278,5 @@ class AppendStream:
         self._signal_idle()
 
 
-def _words_of(error: grpc.aio.AioRpcError) -> str:
+def _describe(error: grpc.aio.AioRpcError) -> str:
     return f"{error.code().name}: {error.details()}"

@@ -37,7 +37,7 @@ class FileRows(ABC):
         """Return rows of about `max_bytes` bytes, the position after them, and True at the end of the file. Blocks."""
 
     def fields(self) -> tuple[TypeField, ...]:
-        """Return the fields of the rows. Raises InvalidInput if the rows have no schema, or one without fields."""
+        """Return the fields of the rows. Raises InvalidInput without a schema, or if fields cannot represent it."""
         raise InvalidInput("its rows have no schema")
 
     def row(self, at: int, fields: Mapping[str, Any], text: bytes | None = None) -> SourceRow:

@@ -193,7 +193,7 @@ class FileSource:
 
 _ADVICE: Final = (
     "put a file in place by renaming it, and never change it; give changed rows in a file of another name. "
-    "`changed: ignore` leaves changes of files out that were read to their ends"
+    "`changed: ignore` ignores changes of files that were read to their end"
 )
 
 

@@ -199,9 +199,9 @@ class WebhookServer:
                 if size > _SMALL_BYTES:
                     # One at a time: concurrent computations in threads only slow each other down.
                     async with self._encoding:
-                        made = await asyncio.to_thread(self._made, http, body, encoder)
+                        made = await asyncio.to_thread(self._encode, http, body, encoder)
                 else:
-                    made = self._made(http, body, encoder)
+                    made = self._encode(http, body, encoder)
                 return await self._commit(*made)
         except TimeoutError:
             raise Refused(
@@ -210,7 +210,7 @@ class WebhookServer:
                 f"send it again, with the same {_KEY}",
             ) from None
 
-    def _made(
+    def _encode(
         self, http: web.BaseRequest, body: bytes, encoder: RowEncoder
     ) -> tuple[Request | None, dict[str, object]]:
         """Return the request with its encoded events (None for a challenge), and its answer. Raises Refused."""

@@ -129,4 +129,4 @@ def problem_of(error: Exception) -> CorantoError:
     if isinstance(error, ValueError | TypeError) or (isinstance(cause, KafkaError) and cause.code() in _REFUSED):
         return InvalidInput(f"Kafka refuses: {cause}", field="source.kafka")
     text = cause.str() if isinstance(cause, KafkaError) else str(cause) or type(cause).__name__
-    return Unavailable(f"Kafka does not answer as needed: {text}")
+    return Unavailable(f"a call to Kafka failed: {text}")

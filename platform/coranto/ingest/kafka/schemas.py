@@ -56,7 +56,7 @@ class AvroValues:
         self._fields = SeenFields()
 
     def __call__(self, content: bytes) -> tuple[Mapping[str, Any], bytes | None]:
-        """Return the fields of a value. Raises InvalidInput for one that has none, and Unavailable."""
+        """Decode a value to fields. Raises InvalidInput if that fails, and Unavailable without the registry."""
         number = _schema_of(content)
         try:
             fields = self._decode(content)
@@ -99,7 +99,7 @@ class ProtobufValues:
         self._fields = SeenFields()
 
     def __call__(self, content: bytes) -> tuple[Mapping[str, Any], bytes | None]:
-        """Return the fields of a value. Raises InvalidInput for one that has none, and Unavailable."""
+        """Decode a value to fields. Raises InvalidInput if that fails, and Unavailable without the registry."""
         number = _schema_of(content)
         indexes, at = _indexes(content)
         if number not in self._files:

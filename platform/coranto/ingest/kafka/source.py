@@ -243,10 +243,10 @@ class KafkaSource:
         first, self._first = self._first, []
         return [
             *first,
-            *(Read(_split(place), self._made(place, each), self._next[place]) for place, each in found.items()),
+            *(Read(_split(place), self._rows_of(place, each), self._next[place]) for place, each in found.items()),
         ]
 
-    def _made(self, place: _Place, records: Sequence[Any]) -> Iterable[SourceRow | Poison]:
+    def _rows_of(self, place: _Place, records: Sequence[Any]) -> Iterable[SourceRow | Poison]:
         rows = self._rows.rows(*place, records) if records else ()
         return rows if self._values.fields is None else list(rows)  # `fields` needs their schemas first.
 

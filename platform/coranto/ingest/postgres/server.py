@@ -93,7 +93,7 @@ def require_settings(connection: Connection) -> str:
 
 
 def has_slot(connection: Connection, name: str, position: int | None) -> bool:
-    """Return True if the slot exists and has all changes after a position, False if both are missing.
+    """Return True if the slot has all changes after a position, False if there is no slot and `position` is None.
 
     Raises SourceChanged if changes after the position are gone, Unavailable if another process reads the slot, and
     InvalidInput for a slot of another kind.
@@ -189,4 +189,4 @@ def problem_of(error: psycopg.Error) -> CorantoError:
         is_missing = any(what in words and how in words for what, how in _MISSING)
         if is_missing or any(each in words for each in _REFUSED) or isinstance(error, psycopg.ProgrammingError):
             return InvalidInput(f"the server refuses: {words}", field="url")
-    return Unavailable(f"the server does not answer as expected: {words}")
+    return Unavailable(f"a call to the server failed: {words}")

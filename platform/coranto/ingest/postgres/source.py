@@ -1,7 +1,7 @@
 """Tables of PostgreSQL as a source: first the rows of a snapshot, then the changes of their publication.
 
 The split `log` has a position in the log. Everything that was committed before it is in the stream. Each table is a
-split, too. Its position has the last key that was read, in the order of keys.
+split, too: its rows are read in the order of their keys, and its position has the last key that was read.
 
 A snapshot has a position in the log. First the changes up to that position are read, and then the unread rows of
 tables. So events of a row are in the order of its changes, and the last event has its current values. An ingest that is

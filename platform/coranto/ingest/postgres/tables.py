@@ -203,7 +203,7 @@ def _require(
 
 
 def load_types(connection: Connection, types: ColumnTypes, numbers: Sequence[int]) -> None:
-    """Ask the database about types that are not known yet."""
+    """Look up unknown types in the database."""
     wanted = types.unknown(numbers)
     while wanted:
         with failures():

@@ -1,4 +1,4 @@
-"""Conversion of PostgreSQL's text values to the JSON values of message types, and of its types to their kinds.
+"""Conversion of PostgreSQL's text values to the JSON values of message types, and of column types to fields.
 
 Decimals and times are texts, bytes are base64, and arrays are lists. Values of types that message types do not have,
 such as JSON, ranges and enums, keep PostgreSQL's text.

@@ -90,5 +90,5 @@ def decode(record: Any) -> list[tuple[float, bytes]]:
     except (TypeError, ValueError) as error:
         raise CorruptData(f"the keys of an ingest's progress cannot be read: {error!r}") from error
     if any(len(packed) % _BYTES for _, packed in found):
-        raise CorruptData(f"the keys of an ingest's progress have no multiple of {_BYTES} bytes")
+        raise CorruptData(f"the keys of an ingest's progress are not a multiple of {_BYTES} bytes")
     return found

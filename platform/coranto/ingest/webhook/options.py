@@ -32,7 +32,7 @@ class WebhookOptions:
     port: int
     path: str = "/"
     scheme: Scheme | None = None
-    """None: requests are not signed."""
+    """The scheme of signatures; None if requests are not signed."""
     secrets: tuple[str, ...] = ()
     secret_file: Path | None = None
     window_seconds: float = 3600.0

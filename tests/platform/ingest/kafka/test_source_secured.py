@@ -98,7 +98,7 @@ async def test_options_of_the_file_reach_the_client(secured: KafkaServer, folder
         ("sasl.password", "wrong", InvalidInput, "Kafka refuses: .*Authentication failed"),
         ("sasl.mechanism", "SCRAM-SHA-256", InvalidInput, "Kafka refuses: .*mechanism"),
         ("ssl.ca.location", "other.pem", Unavailable, "certificate verify failed"),
-        ("security.protocol", "SASL_PLAINTEXT", Unavailable, "Kafka does not answer as needed: "),
+        ("security.protocol", "SASL_PLAINTEXT", Unavailable, "a call to Kafka failed: "),
         ("security.protocol", "SSH", InvalidInput, "Kafka refuses: .*security.protocol"),
         ("sasl.mechanism", "PLANE", InvalidInput, "Kafka refuses: .*PLANE"),
     ],
