@@ -53,19 +53,19 @@ class _SyncReading(Face, Generic[E]):
         return self
 
     def __next__(self) -> Event[E]:
-        """Return the next event. Raises TimeoutError, which takes no event, and the asynchronous reader's errors."""
+        """Return the next event. Raises TimeoutError, without consuming an event, and errors of the async reader."""
         event = run_blocking(_next(self._inner, self._timeout))
         if event is None:
             raise StopIteration
         return event
 
     def transactions(self) -> Iterator[StreamTransaction[E]]:
-        """Yield the rest as whole transactions. Raises what `next` raises."""
+        """Yield the remaining events as whole transactions. Raises the errors of `next`."""
         while (transaction := self.next_transaction()) is not None:
             yield transaction
 
     def next_transaction(self) -> StreamTransaction[E] | None:
-        """Return the next transaction; None at the end. Raises what `next` raises."""
+        """Return the next transaction; None at the end. Raises the errors of `next`."""
         return run_blocking(_bounded(self._inner.next_transaction(), self._timeout))
 
 
@@ -160,8 +160,8 @@ class SyncReaderGroup(ReaderGroupFace, Blocking):
     ) -> SyncGroupReader[E]:
         """Return a reader of the group; see `ReaderGroup.reader`.
 
-        `miss_after` is the `timeout` there, and `timeout` here bounds the wait for each event; both are in seconds.
-        `on_checkpoint` is called on another thread, while this one waits for the next event.
+        `miss_after` is the `timeout` of `ReaderGroup.reader`. `timeout` bounds the wait for each event. Both are in
+        seconds. `on_checkpoint` is called on another thread, while the caller's thread waits for the next event.
         """
 
         async def at_checkpoint(name: str) -> None:
@@ -183,7 +183,7 @@ class SyncReaderGroup(ReaderGroupFace, Blocking):
     def initiate_checkpoint(self, name: str, *, timeout: float | None = None) -> StreamPosition:
         """Begin a checkpoint and wait until it is complete; see `ReaderGroup.initiate_checkpoint`.
 
-        Raises TimeoutError after `timeout` seconds; the checkpoint stays under way.
+        Raises TimeoutError after `timeout` seconds; the checkpoint continues.
         """
         return run_blocking(_bounded(self._group.initiate_checkpoint(name), timeout))
 

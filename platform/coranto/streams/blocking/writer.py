@@ -37,13 +37,13 @@ E = TypeVar("E")
 T = TypeVar("T")
 
 MAX_PENDING_EVENTS: Final = 10_000
-"""A call waits while this many events are not settled."""
+"""Maximum pending events. Further calls wait until earlier events are written or have failed."""
 
 
 class SyncStreamWriter(StreamWriterFace[E], Blocking):
-    """A blocking writer: `with SyncStreamWriter(client, "orders") as writer:`. May be used by several threads.
+    """A blocking writer: `with SyncStreamWriter(client, "orders") as writer:`. Safe for several threads.
 
-    A call that hands over an event waits only for room, not for the event loop's thread.
+    A call that queues an event waits only for space in the queue, not for the event loop's thread.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class SyncStreamWriter(StreamWriterFace[E], Blocking):
         )
 
     def flush(self) -> None:
-        """Wait until everything that was written is durable; see `StreamWriter.flush`."""
+        """Wait until all written events are durable; see `StreamWriter.flush`."""
         self._run_after_calls(self._writer.flush)
 
     def note_time(self, time: float) -> None:
@@ -122,7 +122,7 @@ class SyncStreamWriter(StreamWriterFace[E], Blocking):
         self._run_after_calls(note)
 
     def close(self, deadline: float = CLOSE_SECONDS) -> None:
-        """Close the writer, giving unfinished writes `deadline` seconds; see `StreamWriter.close`."""
+        """Close the writer. Unfinished writes have `deadline` seconds to complete; see `StreamWriter.close`."""
 
         async def close() -> None:
             await self._writer.close(deadline)

@@ -1,4 +1,4 @@
-"""Changes of a stream's journals as one transaction of etcd, also where the answer is lost."""
+"""Changes of a stream's journals in one etcd transaction, even if the answer is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coranto.wire import protocol_pb2 as pb
 
 
 class Applied(NamedTuple):
-    """The etcd revision of a change or, if the answer was lost, one that already shows it."""
+    """The etcd revision of a change or, if the answer was lost, a revision that includes it."""
 
     revision: int
     is_exact: bool
@@ -27,7 +27,7 @@ async def apply_changes(
 ) -> Applied | None:
     """Apply changes, conditioned on their expected revisions. Returns None for a conflict.
 
-    Raises ApplyOutcomeUnknown if an attempt whose answer was lost may have been applied or not.
+    Raises ApplyOutcomeUnknown if it is unknown whether an attempt whose answer was lost was applied.
     """
     retry = Retry(client.config.retry_timeout)
     unknown: ApplyOutcomeUnknown | None = None
@@ -52,7 +52,7 @@ async def apply_changes(
 
 
 async def try_changes(client: JournalClient, changes: Sequence[pb.ApplyRequest.Change]) -> bool:
-    """Apply changes. Returns False if they conflict or the outcome is unknown, so the caller must look again."""
+    """Apply changes once. Returns False if they conflict or the outcome is unknown: read the state again."""
     try:
         await client.apply(changes)
     except (EtcdTransactionFailed, ApplyOutcomeUnknown):
@@ -61,7 +61,7 @@ async def try_changes(client: JournalClient, changes: Sequence[pb.ApplyRequest.C
 
 
 def _appears_applied(change: pb.ApplyRequest.Change, present: Mapping[str, JournalInfo]) -> bool:
-    """Return True if a journal is as the change makes it, or was changed further since."""
+    """Return True if a journal has the change, perhaps with later changes."""
     if change.delete:
         return change.delete not in present
     found = present.get(change.upsert.name)

@@ -70,7 +70,7 @@ class Autoscaler:
         self._meters: dict[str, Meter] = {}
 
     async def run(self, interval: float = DEFAULT_INTERVAL) -> None:
-        """Measure and scale every `interval` seconds, until cancelled. Failures are logged and tried again."""
+        """Measure and scale every `interval` seconds, until cancelled. Failures are logged and retried."""
         if not interval > 0:
             raise InvalidInput(f"{interval:g} seconds is not an interval; give more than 0", field="interval")
         while True:

@@ -11,7 +11,7 @@ from coranto.client.values import AppendResult
 C = TypeVar("C")
 
 MAX_BATCH_BYTES: Final = 1 << 20
-"""The most bytes in a batch of several contents."""
+"""Maximum bytes in a batch of several contents."""
 
 
 class ContentRange(NamedTuple):
@@ -22,10 +22,10 @@ class ContentRange(NamedTuple):
 
 
 class Batches(Generic[C]):
-    """Appends content with `send`, in order, one append at a time.
+    """Queue of content for one journal. `send` appends it in batches, in order, one batch at a time.
 
-    `send` gets the content of a batch, and the values added with each. The batch is appended, or all of its content
-    fails with the same error.
+    `send` gets the contents of a batch and their conditions. The whole batch is appended, or all of it fails with the
+    same error.
     """
 
     def __init__(self, send: Callable[[Sequence[bytes], Sequence[C]], Awaitable[AppendResult]]) -> None:
@@ -34,7 +34,7 @@ class Batches(Generic[C]):
         self._runner: asyncio.Task[None] | None = None
 
     async def append(self, content: bytes, condition: C) -> ContentRange:
-        """Append content and return its place. Cancelling does not stop the append. Raises what `send` raises."""
+        """Append content and return its offsets. Cancelling does not stop the append. Raises the errors of `send`."""
         done: asyncio.Future[ContentRange] = asyncio.get_running_loop().create_future()
         self._waiting.append((content, condition, done))
         if self._runner is None:

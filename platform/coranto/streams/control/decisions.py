@@ -2,8 +2,8 @@
 
 A multi-key transaction appends its events to several segments. In each segment, readers treat the events as uncommitted
 until an acknowledgement follows. One record in the journal `<stream>/transactions` holds all acknowledgements together.
-It is appended before any of them is, and it *decides* the transaction. Any process that finds the record appends those
-acknowledgements that are missing. So one append decides the transaction.
+It is appended before any of the acknowledgements, and *decides* the transaction: any process that finds the record
+appends the missing acknowledgements. So one append commits the transaction in all segments.
 
 The journal is JSON lines:
 
@@ -12,9 +12,9 @@ The journal is JSON lines:
                                       is its producer id and the clock at its start (`lanes.py`)
 `{"void": txn}`                       it is not committed, unless an earlier record decided it
 `{"done": txn}`                       its acknowledgements are in their segments
-`{"settled": offset}`                 so are the acknowledgements of all transactions decided below the offset
+`{"settled": offset}`                 all transactions decided below the offset are done
 `{"gate": state}`                     the gate was opened or closed
-`{"writer": name}`                    a writer of numbered batches got its register (`bulk.py`)
+`{"writer": name}`                    the register of a writer of numbered batches was created (`bulk.py`)
 `{"progress": name, …}`               a writer's record of the batch that is decided by the same append
                                       (`numbered.py`)
 ====================================  ===============================================================================
@@ -80,9 +80,9 @@ class Gate:
         return self.token is not None and self.token.startswith(_OPEN)
 
     def is_before(self, stream: Stream) -> bool:
-        """Return True if a listing of the stream has all changes that were made before the gate was opened.
+        """Return True if the listing of `stream` includes all changes that were made before the gate was opened.
 
-        So has every listing of an etcd that was restored since: it has none of another time.
+        A listing of an etcd cluster that was restored since always does.
         """
         return self.cluster not in (0, stream.cluster) or self.revision <= stream.revision
 
@@ -103,7 +103,7 @@ class Gate:
 class Decided:
     """A decided transaction: the acknowledgements to append, by journal, and the offset of its record.
 
-    `use` is None for a bulk transaction, and for one of an earlier version: their producer ids make no other.
+    `use` is None for bulk transactions and transactions of earlier versions: their producer ids are not reused.
     """
 
     txn: str
@@ -143,7 +143,7 @@ def replay(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Recorded:
             elif "done" in record:
                 done.add(str(record["done"]))
         except (KeyError, AttributeError, TypeError, ValueError, binascii.Error) as error:
-            raise CorruptData(f"the record at offset {offset} is not one of a transaction: {error}") from error
+            raise CorruptData(f"the record at offset {offset} is not a record of a transaction: {error}") from error
     return Recorded(decided, frozenset(void), frozenset(done))
 
 
@@ -166,11 +166,11 @@ class Decisions:
     # -- The gate --------------------------------------------------------------------------------------------------
 
     async def gate(self) -> Gate:
-        """Return the present state of the gate. Raises JournalNotFound for a stream without multi-key transactions."""
+        """Return the current state of the gate. Raises JournalNotFound for a stream without multi-key transactions."""
         return Gate.of(await self._client.append(self.journal, b"", retry_unknown=True))
 
     async def close(self) -> Gate:
-        """Close the gate, so that nothing more can be decided. All decisions to carry out are below `end`."""
+        """Close the gate, so that no transaction can be decided. Decisions that are not carried out are below `end`."""
         state = _CLOSED + self._entropy(_TOKEN_BYTES).hex()
         return Gate.of(await self.record({"gate": state}, union={HELD_LABEL: "1", GATE_LABEL: state}, again=True))
 
@@ -178,7 +178,7 @@ class Decisions:
         """Open the gate if it still is in the state `before`. Returns False if its state has changed.
 
         `revision` is the etcd revision of the change of segments: readers of the gate ignore older listings of the
-        segments. `cluster` is the id of the etcd cluster, by default the one of the client's last change.
+        segments. `cluster` is the id of the etcd cluster, by default the cluster of the client's last change.
         """
         state = _OPEN + self._entropy(_TOKEN_BYTES).hex()
         selector = (
@@ -214,12 +214,12 @@ class Decisions:
 
         Returns the end offset of the decision.
 
-        `use` is its lane. `done` are earlier transactions whose acknowledgements are in their segments. `before` are
-        registers that must have these values too ("" if they must be missing), and `after` their next values. Without
-        them, transactions that wait together share an append. `extra` is another record of the same append. With
-        `again`, which needs `before`, it is repeated if its answer is lost: the registers of a RegisterMismatch tell if
-        it was applied. Otherwise RegisterMismatch means that nothing was decided. Raises AppendOutcomeUnknown if that
-        is not known; then call `was_decided`.
+        `use` is the transaction's lane. `done` are earlier transactions whose acknowledgements are in their segments.
+        `before` are registers that must also have these values ("" if they must be missing), and `after` their new
+        values. Without `before`, queued transactions share an append. `extra` is another record in the same append.
+        With `again`, which needs `before`, the append is retried if its answer is lost: the registers of a
+        RegisterMismatch then show if it was applied. Otherwise, RegisterMismatch means that nothing was decided. Raises
+        AppendOutcomeUnknown if the outcome is unknown; then call `was_decided`.
         """
         encoded = {journal: base64.b64encode(ack).decode() for journal, ack in acks.items()}
         lane = {} if use is None else {"lane": [use.producer.hex(), use.begin]}
@@ -242,7 +242,7 @@ class Decisions:
         return (await self._batches[1].append(content, None)).end
 
     async def was_decided(self, txn: str, begin: int) -> bool:
-        """Return True if a transaction was decided. If it was not, it never will be.
+        """Return True if a transaction was decided. If not, it is void: it never will be decided.
 
         `begin` is the end of the journal when the transaction began.
         """
@@ -278,7 +278,7 @@ class Decisions:
         try:
             await self.record({"settled": gate.end}, check=check, union=settled, again=True)
         except RegisterMismatch:
-            return len(undone)  # Another process is doing this, and finds the same work.
+            return len(undone)  # Another process has changed the gate, and finishes the same transactions.
         return len(undone)
 
     async def _acknowledge(self, journal: str, ends: list[LaneEnd], settled: int) -> None:
@@ -296,9 +296,10 @@ class Decisions:
         union: Mapping[str, str] | None = None,
         again: bool = False,
     ) -> AppendResult:
-        """Append a record, if `check` matches the registers, and change them. `again`: repeat it if its answer is lost.
+        """Append a record if `check` matches the registers, and set those in `union`.
 
-        Raises RegisterMismatch, AppendOutcomeUnknown unless `again`, and errors of the client.
+        With `again`, retries if the answer is lost. Raises RegisterMismatch, AppendOutcomeUnknown unless `again`, and
+        errors of the client.
         """
         return await self._client.append(
             self.journal,

@@ -31,13 +31,12 @@ async def torn_units(
     entropy: Entropy,
     progress: ProgressReport | None = None,
 ) -> list[Unit]:
-    """Return all transactions on several keys, and everything else that `wanted` would tear.
+    """Return all transactions on several keys, and the other units that a cut at `wanted` would tear.
 
-    That is a transaction on one key, or an event, with only a part below it. `ends` are the ends of segments at a
-    moment when all decided transactions are complete. Each segment is read from its beginning, to its end if there are
-    transactions on several keys. Content that retention has removed before that tears nothing, because it is not read.
-    `progress` counts the bytes read. Raises errors of the client, OffsetJump for content that is missing in between,
-    and CorruptMessage.
+    These are transactions on one key and events that are only partly below the cut. `ends` are the ends of segments at
+    a moment when all decided transactions are complete. Each segment is read from its first remaining content, to its
+    end if there are transactions on several keys, otherwise to the cut. `progress` counts the bytes read. Raises errors
+    of the client, OffsetJump for content that is missing in between, and CorruptMessage.
     """
     decided = await _decided(client, stream, events, entropy)
     spans: dict[str, dict[int, SegmentSpan]] = {}
@@ -68,7 +67,7 @@ async def _decided(client: JournalClient, stream: Stream, events: Framing[Any], 
 
 
 class _Segment:
-    """Reads one segment. The first acknowledgement of a transaction counts; others repeat it."""
+    """Reads one segment. Only the first acknowledgement of a transaction counts; later ones are duplicates."""
 
     def __init__(
         self, segment: Segment, wanted: int, decided: Mapping[_Ack, str], spans: dict[str, dict[int, SegmentSpan]]
@@ -82,14 +81,13 @@ class _Segment:
     async def read(
         self, client: JournalClient, events: Framing[Any], end: int, progress: ProgressReport | None
     ) -> None:
-        """Read the segment, from the first content that retention has left."""
+        """Read the segment from its first remaining content. Starts again if retention removes more content."""
         for attempt in range(_ATTEMPTS):
             try:
                 await self._read_from(await self._begin(client), client, events, end, progress)
             except OffsetJump:
                 if attempt == _ATTEMPTS - 1:
                     raise
-                # Retention may have removed more. Start the search again.
                 self.torn.clear()
                 for spans in self._spans.values():
                     spans.pop(self._segment.number, None)
@@ -97,7 +95,7 @@ class _Segment:
                 return
 
     async def _begin(self, client: JournalClient) -> int:
-        """Return the first offset that readers of the stream have. Without fragments, all content is gone."""
+        """Return the first readable offset. Without fragments, all content is gone."""
         fragments = [each.fragment for each in await client.fragments(self._segment.journal)]
         first = min((each.begin for each in fragments), default=await client.head(self._segment.journal))
         return max(self._segment.begin, first)
@@ -108,7 +106,7 @@ class _Segment:
         number = self._segment.number
         if at >= end:
             return
-        run: tuple[ProducerId, int] | None = None  # Of pending events that follow one another: producer, begin.
+        run: tuple[ProducerId, int] | None = None  # The current run of pending events: producer, begin.
         chunks = client.read(self._segment.journal, at, end_offset=end, fail_on_jump=True)
         async with contextlib.aclosing(chunks):
             async for event in AsyncReadUncommitted(events, self._segment.journal, chunks, at):

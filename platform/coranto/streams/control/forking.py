@@ -3,14 +3,14 @@
 1. The gate of multi-key transactions is closed, and decided transactions are completed. The segments' ends are read,
    and the gate is opened (`Streams.cut`). Nothing is decided in between. So each transaction is wholly below these
    ends, or its acknowledgements are in no segment.
-2. For an earlier moment, the stream is read, and the cut is lowered to where it tears nothing.
+2. For an earlier moment, the stream is read, and the cut is lowered until it tears nothing.
 3. The segments' journals are forked, all in one change of etcd. The forks belong to no stream yet.
-4. The new stream's journals of decisions and of marks are added. They must be empty.
+4. The new stream's journals of decisions and of marks are created. They must be empty.
 5. One more change gives the forks the labels of the new stream, and seals those that are sealed in it.
 
-Registers are not copied. So writers start over in the fork: it knows no writer id, no fence, and no transaction in
+Registers are not copied. So writers start over in the fork: it has no writer ids, no fences, and no transactions in
 progress. Transactions on several keys that were open at the cut are never acknowledged there, because no writer has
-their producer ids; readers skip them. Marks of times and reader groups stay with the source.
+their producer ids; readers skip them. Time marks and reader groups are not copied.
 
 After a crash the same call continues: the offsets of the forks define the cut.
 """
@@ -54,7 +54,7 @@ from coranto.wire import protocol_pb2 as pb
 
 _ATTEMPTS: Final = 20
 MAX_SEGMENTS: Final = 40
-"""The most segments that are forked in one change, so that a crash leaves all of their forks or none."""
+"""Maximum segments of a forked stream. One change forks them all, so a crash leaves all of the forks or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +75,18 @@ async def fork_stream(
     entropy: Entropy = os.urandom,
     progress: ProgressReport | None = None,
 ) -> ForkedStream:
-    """Make the stream `name`, which has the events of `source` up to a cut, and diverges there.
+    """Create the stream `name`, which has the events of `source` up to a cut, and diverges there.
 
-    The cut is at the current ends of its segments. Or it is the last one at or below `ends`, offsets by segment
-    journal, that keeps each transaction whole; the stream is read to find it. A segment that `ends` does not name had
-    no content. `new_labels` are further labels of the new segments. `progress` counts bytes that are read or copied.
+    By default, the cut is at the current ends of the segments. With `ends`, offsets by segment journal, it is the last
+    cut at or below them that keeps each transaction whole; the stream is read to find it. A segment that `ends` does
+    not name had no content. `new_labels` are further labels of the new segments. `progress` counts bytes that are read
+    or copied.
 
-    Call it again after a crash or cancellation: it continues, and returns a fork that is complete. Raises StreamExists
-    if `name` is another stream, or if stores have decisions or marks of an earlier one; StreamNotFound, ContentGone,
-    JournalRecreated for offsets with the ids of earlier journals, InvalidInput for offsets that no cut has and for a
-    stream of more than 40 segments, StreamChanged if others keep changing the stream, and errors of the client.
+    Call it again after a crash or cancellation: it continues, and returns a complete fork as it is. Raises StreamExists
+    if `name` is another stream, or if stores have decisions or marks of an earlier stream `name`; StreamNotFound;
+    ContentGone; JournalRecreated for offsets with the ids of earlier journals; InvalidInput for offsets without a cut
+    and for a stream of more than 40 segments; StreamChanged if others keep changing the stream; and errors of the
+    client.
     """
     validate_stream(name)
     await client.require_same(ends or {})
@@ -143,7 +145,7 @@ async def drop_forked_stream(client: JournalClient, name: str) -> None:
 
 
 async def _forks_in(client: JournalClient, source: str, name: str) -> dict[int, tuple[JournalInfo, Fork]]:
-    """Return the forks that are segments of `name`, or are to be. Raises StreamExists if it has other journals."""
+    """Return the forks that are or will be segments of `name`. Raises StreamExists if it has other journals."""
     listing = await client.list(labels.label_selector(include=[("name:prefix", f"{name}/")]))
     found: dict[int, tuple[JournalInfo, Fork]] = {}
     for info in listing.journals:
@@ -159,14 +161,14 @@ async def _forks_in(client: JournalClient, source: str, name: str) -> dict[int, 
 
 
 def _succeeds(info: JournalInfo) -> bool:
-    """Return True for a segment that a fork has got since: it succeeds others."""
+    """Return True for a segment that was created in the fork by scaling: it succeeds other segments."""
     return bool(labels.value_of(info.spec.labels, EPOCH_LABEL, "0") != "0")
 
 
 async def _become_stream(
     client: JournalClient, name: str, source: Stream, segments: Mapping[int, Segment], new_labels: pb.LabelSet | None
 ) -> None:
-    """Make the stream of forked journals, in one change."""
+    """Turn forked journals into a stream, in one change."""
     listing = await client.list(labels.label_selector(include=[("name:prefix", f"{name}/segment/")]))
     infos = {info.name: info for info in listing.journals}
     if missing := [each.journal for each in segments.values() if each.journal not in infos]:
@@ -198,12 +200,12 @@ async def _become_stream(
 async def _add_parts(
     client: JournalClient, name: str, parts: Sequence[pb.JournalSpec], forks: Sequence[JournalInfo]
 ) -> None:
-    """Create a stream's further journals. If stores have content of earlier ones, drop them and the forks.
+    """Create a stream's journals other than segments. If stores have content of theirs, drop them and the forks.
 
-    Old decisions and marks would count in the fork. Raises StreamExists then.
+    Raises StreamExists then, because old decisions and marks would apply to the fork.
     """
     selector = labels.label_selector(include=[(labels.NAME, part.name) for part in parts])
-    present = {info.name for info in (await client.list(selector)).journals}  # By an earlier call.
+    present = {info.name for info in (await client.list(selector)).journals}  # Created by an earlier call.
     if missing := [part for part in parts if part.name not in present]:
         await client.apply([pb.ApplyRequest.Change(upsert=part, expect_mod_revision=0) for part in missing])
     for part in parts:
@@ -216,7 +218,7 @@ async def _add_parts(
 
 
 async def _drop(client: JournalClient, name: str, parts: Sequence[JournalInfo], forks: Sequence[JournalInfo]) -> None:
-    """Drop forks that are not a stream yet. Raises StreamChanged if another call has made them one."""
+    """Drop forks that do not form a stream yet. Raises StreamChanged if another call has made them a stream."""
     groups = await drops_of(client, [fork.name for fork in forks])
     changes = [each for group in groups.values() for each in group]
     seen = {fork.name: fork.mod_revision for fork in forks}

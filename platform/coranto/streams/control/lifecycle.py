@@ -11,7 +11,7 @@ changes, one wins. Any process can finish the remaining steps (`Streams.resume`)
 5. The gate is opened.
 
 The spec of the journal `<stream>/transactions` is part of every Apply that changes segments. So if a process closes the
-gate and is then overtaken or taken for dead, its Apply is refused. That journal has no retention: a decision that is
+gate and is then overtaken or presumed dead, its Apply is refused. That journal has no retention: a decision that is
 not carried out yet stays valid, however long that takes.
 """
 
@@ -100,7 +100,7 @@ class Streams:
         self._clock: Clock = clock or SystemClock()
         self._entropy = entropy
 
-    # -- Looking ---------------------------------------------------------------------------------------------------
+    # -- Reading ---------------------------------------------------------------------------------------------------
 
     async def describe(self, name: str) -> Stream:
         """Return the stream as brokers know it. Raises StreamNotFound, and CorruptData if its labels are invalid."""
@@ -112,9 +112,9 @@ class Streams:
     async def list(self, unsound: dict[str, CorruptData] | None = None) -> tuple[Stream, ...]:
         """Return all streams, in the order of their names.
 
-        Raises CorruptData for a stream with invalid labels. If `unsound` is given, the error is put in there by the
-        stream's name instead, and the stream is left out. Any user who may apply a journal can give it labels of a
-        stream.
+        Raises CorruptData for a stream with invalid labels. If `unsound` is given, the stream is left out instead, and
+        its error is added to `unsound` by name. Such streams occur because any user who may apply a journal can give
+        it the labels of a stream.
         """
         listing = await self._client.list(labels.label_selector(include={STREAM_LABEL: ""}))
         return decode_all(listing, unsound=unsound)
@@ -230,7 +230,7 @@ class Streams:
     async def delete(self, name: str) -> None:
         """Delete a stream's journals, whatever their state. Their fragments in fragment stores are kept.
 
-        The journals of a fork that is not complete count, too. After an interruption, call it again to finish. Raises
+        The journals of an incomplete fork are deleted, too. After an interruption, call it again to finish. Raises
         StreamNotFound if the stream has no journals, and InvalidInput if a segment has forks, which need its content.
         """
         prefix = f"{validate_stream(name)}/"
@@ -252,7 +252,7 @@ class Streams:
         raise StreamChanged(f"stream {name} changed {_ATTEMPTS} times while it was being deleted; delete it again")
 
     async def _require_unshared(self, infos: Sequence[JournalInfo]) -> None:
-        """Raise InvalidInput if other journals share the fragments of these."""
+        """Raise InvalidInput if other journals share the fragments of these journals."""
         for info in (await self._sharing(infos)).values():
             what = f"the stream {owner_of(info)}" if owner_of(info) else f"the journal {info.name}"
             raise InvalidInput(f"{what} was forked from it and shares its fragments; delete that first")
@@ -325,9 +325,9 @@ class Streams:
     async def resume(self, name: str) -> Stream:
         """Finish interrupted changes of the stream's segments and interrupted multi-key transactions. Idempotent.
 
-        If the process that made a change is still running, a change that has happened is not disturbed, and one that
-        has not is refused. Raises StreamNotFound. Raises IndexHasGreaterOffset if the content of a segment that is
-        being sealed was lost, so that its final offset is unknown (see `coranto journals reset-head`). Raises
+        If the process that makes a change is still running: a change that was applied stays valid, and a change that
+        was not applied yet is refused. Raises StreamNotFound. Raises IndexHasGreaterOffset if the content of a segment
+        that is being sealed was lost, so that its final offset is unknown (see `coranto journals reset-head`). Raises
         StreamChanged if others keep changing the stream.
         """
         decisions = Decisions(self._client, name, self._entropy)
@@ -349,8 +349,8 @@ class Streams:
     async def drop_lanes(self, name: str, format: Framing[Any] | None = None) -> int:
         """Remove registers of dead multi-key writers from the segments. Returns the number of lanes.
 
-        All transactions that are open during the call start again. `format` is the format of events, by default the one
-        of the stream's content type. Raises as `resume` does.
+        All transactions that are open during the call start again. `format` is the format of events, by default the
+        format of the stream's content type. Raises the errors of `resume`.
         """
         view = await self._finish(name)
         if view.transactions is None:
@@ -359,7 +359,7 @@ class Streams:
         formats = {each.journal: events for each in view.stream.active()}
         if (letters := dead_letters_journal(name)) in view.infos:
             formats[letters] = JsonEvents()
-        # They have read the gate before it is closed below. So after that each of them is decided, or never will be.
+        # These transactions read the gate before it is closed below. After that, each is decided or never will be.
         found = await asyncio.gather(*(open_lanes(self._client, each) for each in formats))
         decisions = Decisions(self._client, name, self._entropy)
         gate = await decisions.close()
@@ -377,10 +377,9 @@ class Streams:
         return sum(dropped)
 
     async def cut(self, name: str) -> tuple[Stream, dict[int, int]]:
-        """Return the stream, and ends of its segments that leave no transaction partly readable.
+        """Return the stream, and ends of its segments such that no transaction is partly readable before them.
 
-        All decided multi-key transactions are completed before it. Open ones start again. Raises
-        as `resume` does.
+        All decided multi-key transactions are completed first. Open ones start again. Raises the errors of `resume`.
         """
         decisions = Decisions(self._client, name, self._entropy)
         for _ in range(_ATTEMPTS):
@@ -401,7 +400,7 @@ class Streams:
             ends = dict(zip(segments, await asyncio.gather(*map(ended, segments.values())), strict=True))
             if gate is None or view.transactions is None:
                 return view.stream, ends
-            # Both show that the gate stayed closed and the segments unchanged since then.
+            # Both succeed only if the gate stayed closed and the segments unchanged.
             if await try_changes(self._client, [touched(view.transactions, {})]) and await decisions.open(
                 gate.token, self._client.applied_revision
             ):
@@ -434,8 +433,8 @@ class Streams:
         """Truncate the stream at a cut, so that readers begin there. Segments wholly before it are deleted.
 
         A segment that a fork shares cannot be deleted. It stays, with the segments that succeed it, until the stream is
-        truncated again without that fork; but nothing of it is read any more. Truncation never moves back: a segment
-        that begins after the cut already is left as it is. Fragments in stores are not removed. Raises InvalidInput if
+        truncated again without that fork, but it is no longer read. Truncation never moves back: a segment that already
+        begins after the cut is not changed. Fragments in stores are not removed. Raises InvalidInput if
         this is not a cut of the stream, StreamChanged and StreamNotFound. After a cancellation, only some segments may
         be truncated; call it again.
         """
@@ -471,7 +470,7 @@ class Streams:
 
 
 def _is_begun(info: JournalInfo, stream: str) -> bool:
-    """Return True for a fork that was to become a segment of a stream."""
+    """Return True for a fork that has not become a segment of the stream yet."""
     return info.name.startswith(f"{stream}/segment/") and not owner_of(info) and fork_of(info.spec) is not None
 
 

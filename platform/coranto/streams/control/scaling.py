@@ -4,7 +4,7 @@
 Pravega's rules. A segment is split if its rate over 2, 5 or 10 minutes is above 5, 2 or 1 times the target. Two
 adjacent segments are merged if each of them was below the target over those windows and below half of it over 20
 minutes, and their rates over 10 minutes together are below the target. A segment that was observed for less than the
-cool-down (10 minutes) is left alone, so that the effect of a change is seen before the next one.
+cool-down (10 minutes) is not changed, so that the effect of a change is seen before the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coranto.streams.model.keys import KeyRange
 from coranto.streams.model.stream import Segment, Stream, ordered, segment_journal
 
 MAX_CHANGES: Final = 120
-"""The most segments that one transition touches. It is one etcd transaction, which takes 128 operations."""
+"""Maximum segments in one transition. It is one etcd transaction, which has at most 128 operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def format_policy(policy: ScalingPolicy) -> str:
 
 
 def parse_policy(text: str) -> ScalingPolicy:
-    """Decode what `format_policy` encoded. Parts that are missing at the end have defaults. Raises InvalidInput."""
+    """Decode a policy from `format_policy`. Parts that are missing at the end have defaults. Raises InvalidInput."""
     kind, *values = text.split("/")
     try:
         if kind == "fixed" and len(values) == 1:
@@ -265,7 +265,7 @@ def _rate(samples: Sequence[tuple[float, float]], window: float) -> float | None
 
 
 def decide(stream: Stream, rates: Mapping[int, Rates], policy: ScalingPolicy, windows: RateWindows) -> list[Change]:
-    """Return the changes that a policy requires. `rates` are in its unit. Segments without rates are left alone."""
+    """Return the changes that a policy requires. `rates` are in its unit. Segments without rates are not changed."""
     active = stream.active()
     if policy.unit is None or not active:
         return []

@@ -1,4 +1,4 @@
-"""Ends of segments: empty appends that tell where a journal ends, also once nothing can be appended to it."""
+"""Ends of segments, as returned by empty appends. Read-only journals accept these, too."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from coranto.wire import protocol_pb2 as pb
 
 
 async def final_offset(client: JournalClient, journal: str, revision: int) -> int:
-    """Return the end of a journal that is read-only since `revision`, once no append can commit any more."""
+    """Return the final end of a journal that is read-only since `revision`, once no append can commit any more."""
     held = labels.label_selector(include={HELD_LABEL: ""})
     try:
         return await end_of(client, journal, revision, held)
     except RegisterMismatch:
-        # No stream writer has written here, or the registers were lost, perhaps together with content.
+        # No stream writer has written to it, or its registers were lost, perhaps with content.
         end = await end_of(client, journal, revision)
         if await client.head(journal) > end:
             raise IndexHasGreaterOffset(f"sealing of {journal}") from None

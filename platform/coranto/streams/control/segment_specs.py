@@ -1,4 +1,4 @@
-"""Specs of a stream's journals as changes of the stream make them. Pure."""
+"""Specs of a stream's journals, for changes of the stream. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def changed(info: JournalInfo, segment: Segment, stream: str) -> pb.ApplyRequest
 
 
 def touched(info: JournalInfo, new_labels: Mapping[str, str]) -> pb.ApplyRequest.Change:
-    """Return a change of the decisions journal's labels, or only of its revision. It also removes any retention."""
+    """Return a change that advances the decisions journal's revision, sets any labels, and removes retention."""
     spec = pb.JournalSpec()
     spec.CopyFrom(info.spec)
     without_retention(spec)

@@ -1,4 +1,4 @@
-"""The acknowledgements that end multi-key transactions in a segment: each is applied once, by any process."""
+"""Appends of the acknowledgements that end multi-key transactions in a segment. Any process may make them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from coranto.streams.model.lanes import LaneChange, LaneStep, LaneUse, after_ref
 class LaneEnd(NamedTuple):
     """The acknowledgement that makes a transaction's events visible in a segment.
 
-    Without `use` it may be appended any number of times: its producer id makes no other transaction, as with bulk
-    transactions and earlier versions.
+    Without `use`, as for bulk transactions and earlier versions, it may be appended any number of times, because its
+    producer id is not reused.
     """
 
     use: LaneUse | None
@@ -31,12 +31,12 @@ async def end_transactions(
     retry_timeout: float | None = None,
     is_done: Callable[[str], Awaitable[bool]] | None = None,
 ) -> None:
-    """End decided transactions in a segment, as far as they have not ended. Repeats lost answers for
-    `retry_timeout` seconds, by default the client's.
+    """End the decided transactions in a segment that have not ended yet.
 
-    `is_done` returns whether another process's transaction is recorded as done, so that its lane may have another
-    transaction now. It is asked after a loss of the registers that would show this. Raises NotAllowed and
-    JournalNotFound if the segment takes nothing any more, and errors of the client.
+    Retries for `retry_timeout` seconds if answers are lost; by default, for the client's retry timeout. `is_done`
+    returns True if another process's transaction is recorded as done, so that its lane may be in use again. It is
+    called after a loss of the registers that would show this. Raises NotAllowed and JournalNotFound if the segment
+    accepts no more appends, and errors of the client.
     """
     changes = [LaneChange(LaneStep.END, each.use) for each in ends if each.use is not None]
     try:
@@ -59,7 +59,7 @@ async def _end(
     while step is not None:
         changes, offset = [] if end.use is None else [LaneChange(step, end.use)], 0
         if step is LaneStep.END_AFTER_LOSS and end.use is not None and is_done is not None:
-            # The lane gets no other transaction before this one is recorded as done. So it has none at this offset.
+            # A lane is reused only after its transaction is recorded as done. So it was not reused before this offset.
             offset = (await client.append(journal, b"", retry_unknown=True, retry_timeout=retry_timeout)).end
             if await is_done(end.use.txn):
                 return
@@ -79,8 +79,8 @@ async def _end(
 def dropping(format: Framing[Any], use: LaneUse, last: bytes) -> bytes:
     """Return content that makes readers drop a transaction's events. `last` is an acknowledgement after all of them.
 
-    The first acknowledgement drops pending events. Because of the second, events that a doubtful append adds later
-    count as duplicates.
+    The first acknowledgement drops pending events. Because of the second one, events of an append whose outcome is
+    unknown count as duplicates if they arrive later.
     """
     return format.acknowledgement(build_uuid(use.producer, use.begin, Flags.ACK_TXN)) + last
 
@@ -88,7 +88,7 @@ def dropping(format: Framing[Any], use: LaneUse, last: bytes) -> bytes:
 async def drop_transaction(
     client: JournalClient, journal: str, use: LaneUse, content: bytes, *, retry_timeout: float | None = None
 ) -> None:
-    """Append what `dropping` returned, of a transaction that can never be decided. Raises errors of the client."""
+    """Append `content` from `dropping`, for a transaction that can never be decided. Raises errors of the client."""
     change = LaneChange(LaneStep.DROP, use)
     await client.append(journal, content, retry_unknown=True, retry_timeout=retry_timeout, **parameters([change]))
 

@@ -1,6 +1,6 @@
 """Cuts for truncating streams, and the changes of a truncation. Pure.
 
-Any first part of the changes leaves a valid stream.
+The stream is valid after each of the changes, in their order.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def check_cut(stream: Stream, cut: StreamCut) -> frozenset[int]:
 
 
 def _gap(stream: Stream, cut: StreamCut) -> str:
-    """Describe the fault in the key space of a cut, or return an empty text if there is none.
+    """Describe the first gap or overlap in the key space of a cut; empty if there is none.
 
-    None of its segments may precede another.
+    No segment of the cut may precede another.
     """
     at = 0
     for segment in (*ordered(stream.segments[number] for number in cut), None):
@@ -45,7 +45,7 @@ def _gap(stream: Stream, cut: StreamCut) -> str:
             return f"it lacks the keys {missing}; name the segments that have them, such as {_listed(others)}"
         if segment is not None:
             if begin < at:
-                return f"segment {segment.number} has keys of another one in it; name one of them"
+                return f"segment {segment.number} has keys of another segment in it; name one of them"
             at = segment.range.end
     return ""
 
@@ -57,11 +57,11 @@ def _listed(numbers: Iterable[int]) -> str:
 def truncation(
     stream: Stream, cut: StreamCut, gone: Collection[int], shared: Collection[int]
 ) -> tuple[list[Segment], list[Segment]]:
-    """Return the segments to delete, from the oldest on, and those that begin later, as they will be.
+    """Return the segments to delete, oldest first, and the segments whose begin changes, with their new begins.
 
-    `gone` are the segments before the cut, and `shared` those that other journals share content of, which cannot be
-    deleted. These stay, and so do segments that succeed them. Nothing of them is read any more: their final offsets,
-    which must be known, become their begins.
+    `gone` are the segments before the cut. `shared` are segments that cannot be deleted, because other journals share
+    their content. These and their successors stay, but are no longer read: their final offsets, which must be known,
+    become their begins.
     """
     kept = {number for number in gone if not ({number} | stream.ancestors([number])).isdisjoint(shared)}
     deleted = [stream.segments[number] for number in sorted(set(gone) - kept)]
@@ -73,7 +73,7 @@ def truncation(
 
 
 def batched(groups: Iterable[Sequence[pb.ApplyRequest.Change]], most: int) -> Iterator[list[pb.ApplyRequest.Change]]:
-    """Yield batches of at most `most` changes. The changes of a group, which has no more than that, stay together."""
+    """Yield batches of at most `most` changes. A group has at most `most` changes, which stay together."""
     batch: list[pb.ApplyRequest.Change] = []
     for group in groups:
         if batch and len(batch) + len(group) > most:

@@ -29,7 +29,7 @@ class StreamView:
 
 
 async def view_of(client: JournalClient, name: str) -> StreamView:
-    """Look at a stream. Raises StreamNotFound, and CorruptData if its labels are invalid."""
+    """Return a stream and its specs. Raises StreamNotFound, and CorruptData if its labels are invalid."""
     listing = await client.list(labels.label_selector(include=[("name:prefix", f"{validate_stream(name)}/")]))
     mine = [info for info in listing.journals if owner_of(info) == name]
     try:
@@ -40,5 +40,5 @@ async def view_of(client: JournalClient, name: str) -> StreamView:
 
 
 def not_found(name: str) -> StreamNotFound:
-    """Return the error for a stream that is not there."""
+    """Return the error for a stream that does not exist."""
     return StreamNotFound(f"there is no stream {name}: check the name, or create it (`coranto streams create`)")

@@ -13,11 +13,11 @@ from coranto.streams.model.positions import SegmentPosition, StreamPosition
 from coranto.streams.model.stream import Segment, Stream, decode, segments_selector
 
 _AGAIN_SECONDS = 0.02
-"""Brokers learn of a change some hundredths of a second apart."""
+"""The poll interval. Brokers learn of a change some hundredths of a second apart."""
 
 
 async def describe(client: JournalClient, stream: str) -> Stream:
-    """Return the stream as the broker that is asked knows it now. Raises StreamNotFound and CorruptData."""
+    """Return the stream as one broker knows it now. Raises StreamNotFound and CorruptData."""
     return decode(await client.list(segments_selector(stream)))
 
 
@@ -36,7 +36,7 @@ async def beginning(client: JournalClient, stream: str) -> StreamPosition:
 
 
 class StreamWatch:
-    """The newest known state of a stream. Calls `on_change` when that changes, and when `check` begins to raise."""
+    """The newest known state of a stream. Calls `on_change` when it changes, and when the watch fails."""
 
     def __init__(self, client: JournalClient, stream: str, clock: Clock, on_change: Callable[[], None]) -> None:
         self._client = client
@@ -54,7 +54,7 @@ class StreamWatch:
         return self._stream
 
     async def refresh(self, revision: int = 0) -> Stream:
-        """Fetch and return the stream, repeatedly until it is known as of etcd's `revision` or a later one."""
+        """Fetch the stream until the broker knows etcd's `revision` or a later one. Returns the newest known state."""
         while True:
             found = await describe(self._client, self._name)
             self._take(found)

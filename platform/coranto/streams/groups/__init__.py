@@ -1,1 +1,1 @@
-"""Reader groups, and state that processes share."""
+"""Reader groups, and replicated state for processes."""

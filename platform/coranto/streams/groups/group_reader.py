@@ -1,8 +1,8 @@
 """`GroupReader`: one reader of a group, in one process.
 
-Every change of the deliverable segments happens between two transactions, in the task that requests events:
-it acquires and gives up segments there, and passes checkpoints. There are two background tasks. One listens for
-changes of the group by others; one sends heartbeats and looks for silent readers.
+The reader's segments change only between two transactions, in the task that requests events: this task acquires,
+releases and completes segments, and passes checkpoints. Of two background tasks, one follows the group's state, and the
+other sends heartbeats and removes silent readers.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class GroupReader(Generic[E]):
     transactions. Both wait for more until the stream is sealed and the group has read it (`is_finished`). A cancelled
     call (such as by a timeout) takes no event; simply call again. `ReaderGroup.reader` creates readers.
 
-    Without `auto_commit`, iteration also ends when only a commit lets it continue. This happens if a segment is read to
-    its end, so that its successors wait until that is consumed, or if a segment must pass to another reader. Commit,
-    and iterate again.
+    Without `auto_commit`, iteration also ends when it needs a commit to continue. This happens if a segment is read to
+    its end, whose successors open only once it is consumed, or if a segment must pass to another reader. Commit, and
+    iterate again.
 
-    Leaving the block gives the reader's segments to others. With `auto_commit`, everything delivered then counts as
-    consumed, unless the block is left by an exception.
+    Leaving the block releases the reader's segments. With `auto_commit`, everything delivered then counts as consumed,
+    unless an exception leaves the block.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class GroupReader(Generic[E]):
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: CorantoError | None = None
         self._rest: deque[Event[E]] = deque()
-        self._committed: dict[int, SegmentPosition] = {}  # Consumed, according to `commit`.
+        self._committed: dict[int, SegmentPosition] = {}  # Consumed positions, from `commit` and checkpoints.
         self._flushed: str | None = None  # The last checkpoint that `on_checkpoint` has completed.
-        self._attended: tuple[GroupState, Stream] | None = None
+        self._applied: tuple[GroupState, Stream] | None = None
         self._presence: Presence | None = None  # While it is open.
 
     async def __aenter__(self) -> Self:
@@ -158,8 +158,8 @@ class GroupReader(Generic[E]):
     async def close(self, *, consumed: bool = True) -> None:
         """Leave the group, so that others continue with the reader's segments.
 
-        With `consumed` and `auto_commit`, they continue after all delivered events. Otherwise they continue
-        after the events consumed before. After a cancellation, the reader may stay a member until others find it
+        With `consumed` and `auto_commit`, they continue after all delivered events. Otherwise they continue after the
+        events that were consumed before. After a cancellation, the reader may stay a member until others find it
         silent.
         """
         for task in self._tasks:
@@ -190,9 +190,9 @@ class GroupReader(Generic[E]):
     async def __anext__(self) -> Event[E]:
         """Return the next event.
 
-        Raises ReaderOffline if the reader is no longer in the group; StreamTruncated; JournalRecreated, which only a
-        reset of the group ends; CorruptMessage, after which reading can continue; errors of `on_checkpoint`, which
-        the next call then calls again; and errors of the client's calls.
+        Raises ReaderOffline if the reader is no longer in the group; StreamTruncated; JournalRecreated, until the group
+        is reset; CorruptMessage, after which reading can continue; errors of `on_checkpoint`, which the next call
+        retries; and errors of the client's calls.
         """
         if not self._rest:
             transaction = await self._next()
@@ -207,7 +207,7 @@ class GroupReader(Generic[E]):
             yield transaction
 
     async def next_transaction(self) -> StreamTransaction[E] | None:
-        """Return the next whole transaction; None at the end of the stream, or if only a commit lets reading continue.
+        """Return the next whole transaction; None at the end of the stream, or if reading needs a commit to continue.
 
         Raises the errors of `anext`.
         """
@@ -219,8 +219,8 @@ class GroupReader(Generic[E]):
         """Commit all delivered events as consumed, so that they are not delivered again. Returns the position.
 
         Within a transaction, this commits up to its beginning. Raises ReaderOffline if the reader is no longer in the
-        group: then nothing was recorded, and others repeat the deliveries since the last commit. Raises
-        AppendOutcomeUnknown. After a cancellation, the next heartbeat still commits it.
+        group: then nothing was recorded, and other readers deliver the events since the last commit again. Raises
+        AppendOutcomeUnknown. After a cancellation, the next heartbeat still commits the position.
         """
         presence = self._check()
         if not self._rest:
@@ -229,7 +229,7 @@ class GroupReader(Generic[E]):
         await presence.confirm()
         position = StreamPosition(self._committed)
         if not self._rest:
-            await self._attend(between=True)
+            await self._apply_state(between=True)
         return position
 
     def position(self) -> StreamPosition:
@@ -252,13 +252,13 @@ class GroupReader(Generic[E]):
     # -- Between transactions ----------------------------------------------------------------------------------------
 
     async def _next(self) -> StreamTransaction[E] | None:
-        """Return the next transaction; None at the end of the stream, or if only a commit lets reading continue."""
+        """Return the next transaction; None at the end of the stream, or if reading needs a commit to continue."""
         self._pool.consume()  # Without `auto_commit`, only `_committed` counts anyway.
         while True:
             presence = self._check()
             await presence.check()
             self._pool.woken.clear()
-            await self._attend()
+            await self._apply_state()
             if await self._complete():
                 continue
             try:
@@ -286,9 +286,9 @@ class GroupReader(Generic[E]):
             raise self._failure
         return self._presence
 
-    async def _attend(self, *, between: bool = False) -> None:
-        """Apply the group's state. `between` also allows changes that have to wait for a commit."""
-        while between or not self._is_attended():
+    async def _apply_state(self, *, between: bool = False) -> None:
+        """Apply the group's and the stream's state. `between` also allows changes that have to wait for a commit."""
+        while between or not self._is_applied():
             state, stream = self._group.state, self._watch.stream
             state.require(self.id, self._token)
             await self._follow_ownership(state, stream)
@@ -299,12 +299,12 @@ class GroupReader(Generic[E]):
             if await self._balance(self._group.state, between):
                 continue
             between = False
-            self._attended = state, stream
+            self._applied = state, stream
 
-    def _is_attended(self) -> bool:
-        if self._attended is None:
+    def _is_applied(self) -> bool:
+        if self._applied is None:
             return False
-        state, stream = self._attended
+        state, stream = self._applied
         return state is self._group.state and stream is self._watch.stream
 
     async def _follow_ownership(self, state: GroupState, stream: Stream) -> None:
@@ -324,7 +324,7 @@ class GroupReader(Generic[E]):
     async def _read(self, number: int, position: SegmentPosition) -> None:
         segment = self._watch.stream.segments.get(number)
         if segment is None:
-            # The segment is new and known to another process already, or it is gone.
+            # The segment is new and only other processes know it yet, or it is gone.
             segments = self._watch.stream.segments
             _, revision = await self._client.head_and_revision(segments[max(segments)].journal)
             segment = (await self._watch.refresh(revision)).segments.get(number)
@@ -374,7 +374,7 @@ class GroupReader(Generic[E]):
         return True
 
     async def _complete(self, *, between: bool = False) -> bool:
-        """Complete the segments that are consumed to their ends. Returns whether there was one."""
+        """Complete the segments that are consumed to their ends. Returns True if there were any."""
         finished = self._pool.finished()
         if not finished or not self._may_pass_on(between):
             return False
@@ -388,7 +388,7 @@ class GroupReader(Generic[E]):
         def completed(state: GroupState) -> Completed | None:
             state.require(self.id, self._token)
             if state.owners.get(number) != self.id:
-                return None  # An attempt that was cancelled has succeeded.
+                return None  # An earlier, cancelled attempt has succeeded.
             return Completed(self.id, self._token, state.frontier.completion(number, end, stream))
 
         await self._group.update(completed)
@@ -397,7 +397,7 @@ class GroupReader(Generic[E]):
         self._committed.pop(number, None)
 
     async def _balance(self, state: GroupState, between: bool) -> bool:
-        """Acquire or release segments to reach a fair share. Returns whether any were to be."""
+        """Acquire or release segments to reach a fair share. Returns True if it tried to."""
         share = state.share(self.id)
         if share > 0 and state.unowned() and state.to_pass(self.id) is None:
 
@@ -424,7 +424,7 @@ class GroupReader(Generic[E]):
         return False
 
     async def _skip(self, error: StreamTruncated) -> None:
-        """Continue after the content that is gone."""
+        """Skip content that is gone."""
         _log.warning("reader_group.content_skipped", reader=self.id, reason=str(error))
         number = error.segment
         stream = await self._watch.refresh()
@@ -438,13 +438,13 @@ class GroupReader(Generic[E]):
         await self._read(number, SegmentPosition(behind))
 
     def _may_pass_on(self, between: bool) -> bool:
-        """Return True if segments may be released and completed, because everything delivered is consumed."""
+        """Return True if segments may be released and completed: everything delivered counts as consumed."""
         if self._auto_commit or between:
             return True
         return all(self._committed[number] == source.position for number, source in self._pool.sources.items())
 
     def _awaits_commit(self) -> bool:
-        """Return True if only a commit lets reading continue."""
+        """Return True if reading needs a commit to continue."""
         behind = self._pool.finished() or self._group.state.share(self.id) < 0
         return bool(behind) and not self._may_pass_on(between=False)
 

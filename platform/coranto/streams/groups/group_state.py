@@ -2,22 +2,22 @@
 
 The readers of a group share the open segments of a stream. The state is replicated by a log of updates
 (`coranto.streams.groups.state_synchronizer`). Each update is decided on the newest state and applies to exactly that
-state, so of two contradicting updates only one gets into the log, and the other is decided again. Invariants:
+state, so of two conflicting updates only one gets into the log, and the other is decided again. Invariants:
 
 * an open segment has at most one owner, which is a member;
-* positions only advance, and only owners advance them (or, in place of the owner, a process that removes it);
+* positions only advance, and only owners advance them (or a process that removes the owner);
 * a segment opens once all its predecessors are complete;
-* a member is identified by its id and a token of its own. A later member with the same id replaces it. Updates by a
-  former member are refused with ReaderOffline, however late they are.
+* a member is identified by its id and its own token. A later member with the same id replaces it. Updates by a former
+  member are refused with ReaderOffline, however late they are.
 
 Checkpoints
 -----------
 
 A checkpoint divides the stream's events into those before it and those after it. When it begins, the members are listed
 in `remaining`. Each member passes its *mark* between two transactions, and reports the positions in its segments. Until
-then it acquires no segment, so it reads only segments that it owned when the checkpoint began. A segment that it gives
-up before its mark (it releases or completes it, leaves, or is taken for dead) counts with the position at that time,
-and only readers past their marks can acquire it. Hence the positions always form a consistent cut.
+then it acquires no segment, so it reads only segments that it owned when the checkpoint began. A segment that it loses
+before its mark (because it releases or completes the segment, leaves, or is presumed dead) counts with the position at
+that time, and only readers past their marks can acquire it. Hence the positions always form a consistent cut.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from coranto.streams.model.frontier import Completion, Frontier
 from coranto.streams.model.positions import SegmentPosition, StreamPosition
 
 MAX_OUTSTANDING: Final = 3
-"""The most checkpoints that may be under way at a time."""
+"""Maximum incomplete checkpoints at a time."""
 KEPT_CHECKPOINTS: Final = 8
-"""The most complete checkpoints that a group keeps."""
+"""Maximum complete checkpoints that a group keeps."""
 
 Positions: TypeAlias = Mapping[int, SegmentPosition]
 # Sorted, so that equal states are serialized to equal bytes in every process.
@@ -84,7 +84,7 @@ class GroupState:
     released: Mapping[int, int] | None = None
 
     def owned_by(self, reader: str) -> Positions:
-        """Return the segments of a reader, with the positions where it began or that it reported last."""
+        """Return the segments of a reader, with the positions where it began or that it last reported."""
         return {number: self.frontier.open[number] for number, owner in self.owners.items() if owner == reader}
 
     def unowned(self) -> list[int]:
@@ -104,7 +104,7 @@ class GroupState:
 
     @property
     def released_cut(self) -> Mapping[int, int] | None:
-        """The cut before which the group needs nothing: as its users released it, or else of the last checkpoint."""
+        """The cut before which the group needs nothing: released by its users, or else the last checkpoint."""
         if self.released is not None:
             return self.released
         last = self.last_checkpoint
@@ -124,7 +124,7 @@ class GroupState:
             )
 
     def share(self, reader: str) -> int:
-        """Return how many more segments the reader should own for a balanced group; negative for how many fewer.
+        """Return the number of segments that the reader should acquire for balance; negative: that it should release.
 
         In a balanced group, the numbers of segments per reader differ by at most one. If some segments have no owner,
         the result is positive for some reader. If all have owners but the group is not balanced, it is negative for
@@ -144,11 +144,11 @@ class GroupState:
         with_more = sum(count > least for count in counts.values())
         if mine == least:
             return 1 if with_more < larger else 0
-        # Too many readers have one segment more than `least`. The last ones by name have to give theirs up.
+        # Too many readers have one segment more than `least`. The last ones by name have to release one.
         holders = sorted(name for name, count in counts.items() if count > least)
         return -1 if reader in holders[larger:] else 0
 
-    # -- Steps that updates are made of ------------------------------------------------------------------------------
+    # -- Steps of updates --------------------------------------------------------------------------------------------
 
     def _advanced(self, reader: str, positions: Positions) -> GroupState:
         for number in positions:
@@ -200,7 +200,7 @@ def _kept(checkpoints: Iterable[GroupCheckpoint]) -> tuple[GroupCheckpoint, ...]
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A reader becomes a member. It replaces a member with the same id, as if that had been taken for dead."""
+    """A reader becomes a member. A former member with the same id is removed first, as if it were dead."""
 
     reader: str
     token: str
@@ -217,7 +217,7 @@ class Joined:
 class Left:
     """A reader is no longer a member: it left, or others consider it dead. Its segments no longer have an owner.
 
-    `positions` are its segments' positions, where known, that are later than its last report.
+    `positions` are known positions of its segments that are later than its last report.
     """
 
     reader: str
@@ -263,7 +263,7 @@ class Acquired:
             raise InvalidInput(f"reader {self.reader} must pass checkpoint {state.to_pass(self.reader)} first")
         taken = {each for each in self.segments if each not in state.frontier.open or each in state.owners}
         if taken:
-            raise InvalidInput(f"segments {sorted(taken)} are not there to be acquired by reader {self.reader}")
+            raise InvalidInput(f"segments {sorted(taken)} cannot be acquired (closed or owned) by reader {self.reader}")
         return replace(state, owners={**state.owners, **dict.fromkeys(self.segments, self.reader)})
 
 
@@ -311,7 +311,7 @@ class CheckpointBegun:
         outstanding = [each.name for each in state.checkpoints if not each.is_complete]
         if len(outstanding) >= MAX_OUTSTANDING:
             raise CheckpointRefused(f"checkpoints {', '.join(outstanding)} are under way: wait for one of them")
-        # Owned segments count when their owners pass. Unowned ones count now: they are acquired only after the mark.
+        # Owned segments count when their owners pass, unowned ones now: only readers past their marks acquire them.
         settled = {n: at for n, at in state.frontier.position.segments.items() if n not in state.owners}
         begun = GroupCheckpoint(self.name, frozenset(state.members), settled)
         return replace(state, checkpoints=_kept([*state.checkpoints, begun]))
@@ -332,7 +332,7 @@ class CheckpointPassed:
         if state.to_pass(self.reader) != self.name:
             raise InvalidInput(f"reader {self.reader} has to pass {state.to_pass(self.reader)}, not {self.name}")
         if self.positions.keys() != state.owned_by(self.reader).keys():
-            raise InvalidInput(f"reader {self.reader} must say where it is in each of its segments, and no other")
+            raise InvalidInput(f"reader {self.reader} must report the positions of all its segments, and of no other")
         state = state._advanced(self.reader, self.positions)
         checkpoints = tuple(
             replace(each, positions={**each.positions, **self.positions}) if each.name == self.name else each
@@ -343,7 +343,7 @@ class CheckpointPassed:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Reading restarts from a place. All readers are removed, and checkpoints under way are dropped."""
+    """Reading restarts from `frontier`. All readers are removed, and incomplete checkpoints are dropped."""
 
     frontier: Frontier
     kind: Literal["reset"] = "reset"

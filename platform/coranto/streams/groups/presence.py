@@ -1,4 +1,4 @@
-"""Heartbeats of a group's reader, and the removal of readers that are silent."""
+"""Heartbeats of a group's reader, and the removal of silent readers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = structlog.get_logger(__name__)
 class Presence:
     """Keeps `reader` in its group by heartbeats, and removes silent readers from the group. Times are in seconds.
 
-    `positions` returns the positions that the reader has consumed up to, where these are ahead of a group state.
+    `positions` returns the reader's consumed positions that are ahead of a group state.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Presence:
     async def run(self) -> None:
         """Send heartbeats and remove silent readers, until cancelled.
 
-        Raises ReaderOffline if the reader is no longer in the group, and other errors that retrying does not cure.
+        Raises ReaderOffline if the reader is no longer in the group, and other errors that retries do not resolve.
         """
         while True:
             await self._clock.sleep(self._beat)
@@ -52,10 +52,10 @@ class Presence:
                 late = self._clock.monotonic() - self._confirmed > self._timeout / 2
                 await self.confirm()
                 if late:
-                    # A cause that delayed this reader's heartbeats may have delayed the others', too.
+                    # The same cause may have delayed the heartbeats of the other readers.
                     self._liveness = Liveness()
                 for reader, token in self._silent(self._group.state):
-                    await self._take_out(reader, token)
+                    await self._remove(reader, token)
             except (Unavailable, AppendOutcomeUnknown) as error:
                 _log.warning("reader_group.heartbeat_late", reader=self._reader, reason=str(error))
 
@@ -65,7 +65,7 @@ class Presence:
         self._confirmed = self._clock.monotonic()
 
     async def check(self) -> None:
-        """Raise ReaderOffline if others have removed the reader. Looks only if the reader has been silent for long."""
+        """Raise ReaderOffline if others have removed the reader. Checks only if its last heartbeat is `timeout` ago."""
         if self._clock.monotonic() - self._confirmed >= self._timeout:
             (await self._group.fetch()).require(self._reader, self._token)
             self._confirmed = self._clock.monotonic()
@@ -73,9 +73,9 @@ class Presence:
     def _silent(self, state: GroupState) -> list[tuple[str, str]]:
         return self._liveness.silent(state, self._clock.monotonic(), self._timeout)
 
-    async def _take_out(self, reader: str, token: str) -> None:
+    async def _remove(self, reader: str, token: str) -> None:
         def leave(state: GroupState) -> Left | None:
-            # Its latest heartbeat may have become known only now.
+            # A heartbeat may have arrived in the meantime.
             return Left(reader, token) if (reader, token) in self._silent(state) else None
 
         _log.warning("reader_group.reader_silent", reader=reader, by=self._reader)

@@ -1,21 +1,20 @@
 """Reader groups: processes that share the segments of a stream.
 
 Each segment is read by one reader of the group at a time, which reports its position from time to time. When readers
-join, leave or fall silent, their segments pass to other readers, which continue from the reported positions. Guarantees
-of a group:
+join, leave or fall silent, segments pass to other readers, which continue from the reported positions. Guarantees of a
+group:
 
-* The events of each routing key are delivered in order, and none is left out, whatever happens to readers. A reader
-  that was taken for dead but still runs may deliver events that others deliver too, until it learns of its removal.
-* As long as no reader crashes or is taken for dead, each event is delivered once: a segment passes on at the position
-  that is consumed. Otherwise, the events that the reader delivered since its last report are delivered again, to other
-  readers. A reader reports every `beat` seconds, at checkpoints, in `commit` and in `close`.
-* An event is consumed once the next one is asked for. With `auto_commit=False` it is consumed only by `commit`.
-* A checkpoint is a place that every reader has passed, so the results of all readers for the events before it can be
+* The events of each routing key are delivered in order and without gaps, whatever happens to readers. A reader that was
+  presumed dead but still runs may deliver events that others deliver too, until it learns of its removal.
+* As long as no reader crashes or is presumed dead, each event is delivered once: a segment passes to another reader at
+  its consumed position. Otherwise, the events that the reader delivered since its last report are delivered again, by
+  other readers. A reader reports every `beat` seconds, at checkpoints, in `commit` and in `close`.
+* An event is consumed once the next one is requested. With `auto_commit=False` it is consumed only by `commit`.
+* A checkpoint is a cut that every reader has passed, so the results of all readers for the events before it can be
   stored together. After `reset` to it, exactly the events after it are delivered.
 
 The state is in the journal `<stream>/readers/<group>` (see `coranto.streams.groups.state_synchronizer` and
-`group_state`). Without a coordinator, each reader acquires and releases segments by itself, and notices when another
-reader is silent.
+`group_state`). There is no coordinator: each reader acquires and releases segments itself, and detects silent readers.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class _GroupModel:
 
 
 class ReaderGroup:
-    """A group of readers of a stream. Any number of processes may have objects of the same group.
+    """A group of readers of a stream. Any number of processes may use the same group.
 
     A cancelled call that only reads leaves nothing behind. After other cancelled calls, the group may or may not have
     changed.
@@ -79,7 +78,7 @@ class ReaderGroup:
         clock: Clock | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
-        """Prepare the use of a group; nothing is read or created yet. Raises InvalidInput for invalid names."""
+        """Refer to a group; nothing is read or created yet. Raises InvalidInput for invalid names."""
         self.stream: Final = validate_stream(stream)
         self.name: Final = validate_token("reader group", name, 1, 64)
         self._client = client
@@ -90,13 +89,13 @@ class ReaderGroup:
     async def create(self, begin: Mapping[int, int] | None = None) -> bool:
         """Create the group, to begin at a position or a cut, or by default at the stream's beginning.
 
-        A group that exists is left as it is. Returns True if this call created it. Raises StreamNotFound,
+        An existing group is not changed. Returns True if this call created it. Raises StreamNotFound,
         StreamTruncated and InvalidInput.
         """
         stream = await describe(self._client, self.stream)
-        frontier = frontier_at(stream, await self._place(begin))
+        frontier = frontier_at(stream, await self._begin_position(begin))
         streams = Streams(self._client, clock=self._clock, entropy=self._entropy)
-        # The journal has no retention, since old records may be the only ones.
+        # The journal has no retention, because an idle group has only old records.
         await streams.ensure_part(self.stream, self._state.journal, for_good=True)
         begun = GroupState(frontier, identity=self._entropy(8).hex())
         return (await self._state.initialize(begun)).identity == begun.identity
@@ -116,11 +115,11 @@ class ReaderGroup:
         """Return a reader of the group, to be used as `async with group.reader() as reader:`.
 
         `reader` is its id, by default a random one. A reader that joins with the id of another replaces it immediately,
-        as when a process restarts. Readers send a heartbeat every `beat` seconds, and are considered dead `timeout`
+        as when a process restarts. Readers send a heartbeat every `beat` seconds, and are presumed dead `timeout`
         seconds after their last one. `format` is the format of events, by default the one of the stream's content type.
 
         With `auto_commit`, an event is consumed when the next one is requested. Otherwise it is consumed when `commit`
-        is called, and iteration also ends whenever only a commit lets it continue.
+        is called, and iteration also ends whenever it needs a commit to continue.
 
         `on_checkpoint` is awaited at the mark of a checkpoint, to store the results of everything delivered so far.
         When it returns, the checkpoint is passed, and everything delivered so far is consumed.
@@ -161,11 +160,11 @@ class ReaderGroup:
         await self._state.update(lambda state: CheckpointBegun(name))
 
     async def initiate_checkpoint(self, name: str) -> StreamPosition:
-        """Begin a checkpoint and wait until it is complete. Returns its place in the stream, to store or to `reset` to.
+        """Begin a checkpoint and wait until it is complete. Returns its position, to store or to `reset` to.
 
-        Use a timeout: a reader that does not ask for events does not pass a checkpoint. Cancelling leaves the
-        checkpoint under way; `checkpoint` finds it later. Raises what `begin_checkpoint` raises, and CheckpointRefused
-        if the group is reset.
+        Use a timeout: a reader that does not request events does not pass a checkpoint. After a cancellation the
+        checkpoint continues; `checkpoint` returns it later. Raises the errors of `begin_checkpoint`, and
+        CheckpointRefused if the group is reset.
         """
         await self.begin_checkpoint(name)
         async with contextlib.aclosing(self._state.states()) as states:
@@ -190,8 +189,8 @@ class ReaderGroup:
     async def reader_offline(self, reader: str, position: StreamPosition | None = None) -> None:
         """Remove a reader that has ended, so that others take its segments immediately.
 
-        `position` is its position, if a later one is known than it reported; segments that it does not own are ignored.
-        Does nothing if there is no such reader. Raises InvalidInput for a position before the reported one.
+        `position` is its position, if known to be later than its last report. Segments that it does not own are
+        ignored. Does nothing if there is no such reader. Raises InvalidInput for a position before the reported one.
         """
         await self._loaded()
 
@@ -208,11 +207,11 @@ class ReaderGroup:
     async def reset(self, begin: Mapping[int, int] | None = None) -> None:
         """Restart the group at a position or a cut, or by default at the stream's beginning.
 
-        Its readers get ReaderOffline, and checkpoints under way are dropped. Raises StreamTruncated and InvalidInput.
-        After a cancellation, the group may have been reset.
+        Its readers raise ReaderOffline, and incomplete checkpoints are dropped. Raises StreamTruncated and
+        InvalidInput. After a cancellation, the group may have been reset.
         """
         await self._loaded()
-        frontier = frontier_at(await describe(self._client, self.stream), await self._place(begin))
+        frontier = frontier_at(await describe(self._client, self.stream), await self._begin_position(begin))
         await self._state.update(lambda state: Reset(frontier))
 
     async def release(self, cut: Mapping[int, int]) -> None:
@@ -247,7 +246,7 @@ class ReaderGroup:
                     f"stream {self.stream} has no reader group {self.name}: create() it first"
                 ) from None
 
-    async def _place(self, begin: Mapping[int, int] | None) -> StreamPosition:
+    async def _begin_position(self, begin: Mapping[int, int] | None) -> StreamPosition:
         if begin is not None:
             return StreamPosition.of(begin)
         return await beginning(self._client, self.stream)

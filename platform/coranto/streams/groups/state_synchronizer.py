@@ -1,17 +1,16 @@
-"""`StateSynchronizer`: a state in a journal that many processes share and change.
+"""`StateSynchronizer`: a state that is replicated by a journal, and that many processes change.
 
 Each change is an update. A process decides the update on the state that it knows, and appends it on the condition that
-the state is unchanged. Otherwise nothing is appended; the process reads the new updates and decides
-again. So all processes apply the same updates in the same order, and each update to exactly the state that it was
-decided on.
+the state is unchanged. Otherwise nothing is appended; the process reads the new updates and decides again. So all
+processes apply the same updates in the same order, and each update to exactly the state that it was decided on.
 
 The condition is a register, `coranto.dev/revision`: the token of the last record. Tokens are random and never used
-again, so an append whose answer was lost can be repeated. Only one of the attempts can succeed, and an old one that
-arrives late finds another token. If the brokers lose the registers, a snapshot of the state in the journal is appended,
-which creates new registers; updates that were decided before it are refused.
+again, so an append whose answer was lost can be retried: only one of the attempts can succeed, and a late attempt is
+refused because the token has changed. If the brokers lose the registers, a snapshot of the state in the journal is
+appended, which creates new registers; updates that were decided before it are refused.
 
 The journal has one JSON object per line: `{"revision": token, "after": token, "update": …}`, or a snapshot, which has
-`"state"` in place of `"update"`. New processes read from the last snapshot. Its offset is the label
+`"state"` in place of `"update"`. New processes read from the last snapshot, whose offset is in the label
 `coranto.dev/snapshot` of the journal's spec. Content before it may be removed.
 """
 
@@ -57,7 +56,7 @@ U = TypeVar("U")
 REVISION_LABEL: Final = "coranto.dev/revision"
 SNAPSHOT_LABEL: Final = "coranto.dev/snapshot"
 DEFAULT_SNAPSHOT_EVERY: Final = 256
-"""Updates after which a snapshot is written."""
+"""Number of updates after which a snapshot is written."""
 DEFAULT_RETRY_TIMEOUT: Final = 60.0
 """Retry timeout of a call in seconds."""
 
@@ -102,16 +101,16 @@ class _Fold(Generic[S, U]):
                 self.state = self.model.states.validate_python(record["state"])
                 self.since_snapshot = 0
             elif self.state is None or after != self.revision:
-                raise ValueError(f"it follows {after!r}, but {self.revision!r} is before it")
+                raise ValueError(f"it is based on {after!r}, but {self.revision!r} is the previous record")
             else:
                 self.state = self.model.apply(self.state, self.model.updates.validate_python(record["update"]))
                 self.since_snapshot += 1
         except (ValueError, KeyError, TypeError, RecursionError, CorantoError) as error:
-            raise CorruptData(f"journal {self.journal} at offset {begin}: no record of its state: {error}") from error
+            raise CorruptData(f"journal {self.journal}: the record at offset {begin} is invalid: {error}") from error
         self.revision, self.offset = revision, end
 
     async def read(self, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[None]:
-        """Apply the records in content that begins with a record. Yields after each chunk that had new ones."""
+        """Apply the records in content that begins with a record. Yields after each chunk with new records."""
         lines, begin = RecordLines(), -1
         async for chunk in chunks:
             begin = chunk.offset if begin < 0 else begin
@@ -131,8 +130,8 @@ class StateSynchronizer(Generic[S, U]):
     """The state in `journal`, as this process knows it. For one event loop; safe for many tasks.
 
     Call `initialize` or `load` first. A snapshot is written after every `snapshot_every` updates. An update whose
-    answer was lost is retried for up to `retry_timeout` seconds. A cancelled read leaves the state as known before, or
-    newer. A cancelled write may or may not have been applied.
+    answer was lost is retried for up to `retry_timeout` seconds. After a cancelled read, `state` is unchanged or newer.
+    A cancelled write may or may not have been applied.
     """
 
     def __init__(
@@ -181,7 +180,7 @@ class StateSynchronizer(Generic[S, U]):
             await self._load()
             while self._fold.state is None:
                 record = self._record("state", self._model.states.dump_python(state, mode="json"))
-                # Empty registers let any append pass; the first append changes that, so that only one initializes.
+                # Empty registers pass any check except this one, which holds only for the first append.
                 await self._append(*record, labels.label_selector(exclude=[(HELD_LABEL, "")]))
             return self._fold.state
 
@@ -203,9 +202,10 @@ class StateSynchronizer(Generic[S, U]):
         """Append the update that `decide` returns for the newest state. Returns the state after it.
 
         `decide` is called again whenever another process was faster, so it must have no side effects. If it returns
-        None, nothing changes. An error that it raises on the newest state is raised here. Raises AppendOutcomeUnknown
-        if answers were lost for `retry_timeout` seconds. After that error or a cancellation, the update may still be
-        applied, but only to the state that it was decided on. Also raises what `JournalClient.append` raises.
+        None, nothing changes. If it raises an error for the newest state, `update` raises it. Raises
+        AppendOutcomeUnknown if answers were lost for `retry_timeout` seconds. After that error or a cancellation, the
+        update may still be applied, but only to the state that it was decided on. Also raises the errors of
+        `JournalClient.append`.
         """
         async with self._lock:
             while True:
@@ -268,13 +268,13 @@ class StateSynchronizer(Generic[S, U]):
         """Read the state from the last snapshot."""
         known = -1
         while True:
-            mark = await self._mark()
+            mark = await self._snapshot_offset()
             fold: _Fold[S, U] = _Fold(self.journal, self._model, mark)
             try:
-                await self._read_on(fold)
+                await self._catch_up(fold)
                 break
             except (ContentGone, OffsetJump, OffsetNotYetAvailable) as error:
-                # The content may be gone since another process wrote a newer snapshot: read its offset.
+                # Another process may have written a newer snapshot, and the content is gone: read the new offset.
                 if mark == known:
                     raise CorruptData(
                         f"the state in {self.journal} cannot be read from its snapshot at {mark}: {error}"
@@ -283,7 +283,7 @@ class StateSynchronizer(Generic[S, U]):
         self._fold = fold
         self._changed.set()
 
-    async def _mark(self) -> int:
+    async def _snapshot_offset(self) -> int:
         found = (await self._client.list(labels.label_selector(include=[(labels.NAME, self.journal)]))).journals
         if not found:
             raise JournalNotFound(self.journal)
@@ -296,15 +296,15 @@ class StateSynchronizer(Generic[S, U]):
         return int(value)
 
     async def _fetch(self) -> None:
-        """Read new records; or load a snapshot if this process is too far behind, or the brokers lost content."""
+        """Read new records. Load a snapshot if this process is too far behind, or the brokers lost content."""
         try:
-            await self._read_on(self._fold)
+            await self._catch_up(self._fold)
         except (ContentGone, OffsetJump, OffsetNotYetAvailable):
             await self._load()
         self._changed.set()
 
-    async def _read_on(self, fold: _Fold[S, U]) -> None:
-        """Apply all records up to the present head, as the primary knows it."""
+    async def _catch_up(self, fold: _Fold[S, U]) -> None:
+        """Apply all records up to the current head, as the primary knows it."""
         head = await self._client.head(self.journal)
         if head < fold.offset:
             raise OffsetNotYetAvailable(f"state in {self.journal}: known up to {fold.offset}, but it ends at {head}")
@@ -315,7 +315,7 @@ class StateSynchronizer(Generic[S, U]):
                     pass
 
     async def _pump(self, fold: _Fold[S, U]) -> None:
-        """Apply the records that others append, for as long as the fold is in use."""
+        """Apply the records that other processes append, until cancelled."""
         chunks = self._client.read(self.journal, fold.offset, block=True, fail_on_jump=True)
         async with contextlib.aclosing(chunks):
             async for _ in fold.read(chunks):
@@ -342,12 +342,12 @@ class StateSynchronizer(Generic[S, U]):
                 lost = not labels.values_of(error.registers, HELD_LABEL)
                 await self._fetch()
                 if self._fold.revision == token:
-                    return True  # By an attempt whose answer was lost.
+                    return True  # Applied by an attempt whose answer was lost.
                 if lost:
                     await self._restore()
                 return False
             except AppendOutcomeUnknown:
-                # Repeat it with the same token: at most one attempt finds the registers unchanged.
+                # Retry with the same token: at most one attempt finds the registers unchanged.
                 delay = retry.failed(self._clock.monotonic())
                 if delay is None:
                     raise

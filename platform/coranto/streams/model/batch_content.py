@@ -1,11 +1,11 @@
-"""The registers of writers that number their batches: the last batch of each, and the digest of its content. Pure.
+"""Registers of writers that number their batches: each writer's last batch, and the digest of its content. Pure.
 
-    `coranto.dev/batch/<writer>`          =  `<batch>.` and more, which only its writer reads
+    `coranto.dev/batch/<writer>`          =  `<batch>.<private>`; only the writer reads the private part
     `coranto.dev/batch-content/<writer>`  =  `<batch>.<digest>`
 
-A number alone does not identify a batch: a writer that was restored from an older checkpoint gives the same number to
-other content. Earlier versions neither write nor read the digests. So the register names the batch, and is of no use
-for another one.
+A number alone does not identify a batch: a writer that was restored from an older checkpoint reuses numbers for other
+content. Earlier versions update only the first register. So the second one repeats the number, and a digest of another
+batch is ignored.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def content_register(writer: str, batch: int, digest: str) -> dict[str, str]:
 def require_same_content(
     registers: pb.LabelSet, writer: str, batch: int, digest: str, messages: int | None = None
 ) -> None:
-    """Raise BatchChanged if a batch was decided with a content of another digest. `messages` is their number then.
+    """Raise BatchChanged if the batch was decided with another digest. `messages` is its number of messages, if known.
 
-    Without a digest, now or then, the content counts as the same.
+    If either digest is missing, the contents count as equal.
     """
     number, _, known = (labels.value_of(registers, _PREFIX + writer) or "").partition(".")
     if not digest or number != str(batch) or known == digest:
@@ -62,10 +62,11 @@ def last_batches(registers: pb.LabelSet) -> dict[str, int]:
 
 
 def old_batch(writer: str, batch: int, last: int, planned_behind: int | None) -> CorantoError:
-    """Return the error about a batch that comes although the later batch `last` of its writer is decided.
+    """Return the error for a batch that arrives after the decision of its writer's later batch `last`.
 
-    `planned_behind` is the writer's last batch when this one was planned; None if there was none, or it is unknown. It
-    tells a process that another one has overtaken (Fenced) from one with an old checkpoint (BatchChanged).
+    `planned_behind` is the writer's last batch when this batch was planned; None if there was none, or it is unknown.
+    It distinguishes a process that another process has overtaken (Fenced) from a process with an old checkpoint
+    (BatchChanged).
     """
     if planned_behind is None or planned_behind <= batch:
         return Fenced(
@@ -76,7 +77,7 @@ def old_batch(writer: str, batch: int, last: int, planned_behind: int | None) ->
     return BatchChanged(
         f"batch {batch} of {writer} is written already, and batches up to {last} are: the writer's checkpoint is "
         f"{older} batches older than the last written one, as after a restoration or a crash of the machine. "
-        f"The batches {batch} to {last}, as it plans them now, would all be left out. Written content that comes again "
-        f"in batch {last + 1} or later would be there twice.",
+        f"The batches {batch} to {last}, as it plans them now, would be skipped. Content that is already written, but "
+        f"planned again in batch {last + 1} or later, would be duplicated.",
         batches=older,
     )

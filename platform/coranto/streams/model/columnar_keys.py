@@ -1,4 +1,4 @@
-"""The places of whole columns of routing keys, as `keys.key_hash` computes them one by one."""
+"""Vectorized `keys.key_hash`, for columns of routing keys."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from coranto.messages.columnar import Bytes, Int64s, UInt64s
 from coranto.streams.model.keys import KEY_BITS, SEED, final_mix, key_hash, mix1, mix2, rotate
 
 _BLOCK: Final = 8
-"""The characters of a block of MurmurHash3: sixteen bytes of UTF-16."""
+"""Characters in a block of MurmurHash3: sixteen bytes of UTF-16."""
 _FEW_BLOCKS: Final = 16
 
 
 def key_hashes(keys: Any) -> UInt64s:
-    """Return the place of each key of an Arrow array of texts without nulls."""
+    """Return the place of each key in an Arrow string array without nulls."""
     import pyarrow as pa
 
     values = keys.cast(pa.binary())
@@ -34,11 +34,11 @@ def text_hashes(keys: Sequence[str]) -> UInt64s:
 
 
 def _hashes(characters: Bytes, ends: Int64s, key_at: Callable[[int], str]) -> UInt64s:
-    """Return the places of keys in UTF-8 whose ends are given, behind the beginning of the first one."""
+    """Return the places of UTF-8 keys. `ends` is the begin of the first key, followed by the end of each key."""
     lengths = np.diff(ends)
-    others = _with_other_characters(characters, ends) | (lengths >= _FEW_BLOCKS * _BLOCK)
+    others = _with_non_ascii(characters, ends) | (lengths >= _FEW_BLOCKS * _BLOCK)
     found: UInt64s = np.zeros(len(lengths), dtype=np.uint64)
-    # ASCII in UTF-16 is each character with a zero behind it.
+    # In UTF-16 (little-endian), an ASCII character is its byte and a zero byte.
     for blocks in np.unique(lengths[~others] // _BLOCK).tolist():
         rows = np.flatnonzero(~others & (lengths // _BLOCK == blocks))
         found[rows] = _hashed(characters, ends[rows], lengths[rows], blocks)
@@ -47,8 +47,8 @@ def _hashes(characters: Bytes, ends: Int64s, key_at: Callable[[int], str]) -> UI
     return found
 
 
-def _with_other_characters(characters: Bytes, ends: Int64s) -> NDArray[np.bool_]:
-    """Return the mask of keys with characters beyond ASCII."""
+def _with_non_ascii(characters: Bytes, ends: Int64s) -> NDArray[np.bool_]:
+    """Return the mask of keys with non-ASCII characters."""
     at = np.flatnonzero(characters[ends[0] : ends[-1]] >= 0x80) + ends[0]
     mask = np.zeros(len(ends) - 1, dtype=np.bool_)
     mask[np.searchsorted(ends, at, side="right") - 1] = True
@@ -56,7 +56,7 @@ def _with_other_characters(characters: Bytes, ends: Int64s) -> NDArray[np.bool_]
 
 
 def _hashed(characters: Bytes, begins: Int64s, lengths: Int64s, blocks: int) -> UInt64s:
-    """Return the places of ASCII keys of `blocks` whole blocks and a part of another."""
+    """Return the places of ASCII keys that consist of `blocks` whole blocks and a partial block."""
     width = (blocks + 1) * _BLOCK
     at = np.arange(width)
     inside = at < lengths[:, None]

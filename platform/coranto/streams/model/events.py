@@ -3,7 +3,7 @@
 An event is a message of one of the framings of `coranto.messages`, so consumers, Spark and other Gazette clients read
 streams as they read any journal. A plain event is OUTSIDE_TXN. A transaction on one routing key consists of its events
 as CONTINUE_TXN, followed by a *transaction end*: an ACK_TXN message that also names the writer and the transaction's
-sequence. A writer that submits the transaction again uses it to find where the transaction is. All of it is one append.
+sequence. A writer that retries the transaction uses this to find its offsets. All these messages are one append.
 
 A message's size must be known before its UUID is. So an event is encoded once with a blank UUID (`encode`) and stamped
 with its UUID just before it is sent (`stamp`). The length does not depend on the UUID or the sequence.
@@ -42,7 +42,7 @@ _BLANK_BYTES: Final = bytes(16)
 
 
 class TransactionEnd(NamedTuple):
-    """The writer and the sequence that a transaction end names."""
+    """The writer and the sequence in a transaction end."""
 
     writer: str
     sequence: int
@@ -56,7 +56,7 @@ class EventFormat(Framing[E], Protocol[E]):
         ...
 
     def stamp(self, encoded: bytes, uuid: UUID) -> bytes:
-        """Put a UUID into bytes that `encode` returned. The length stays the same."""
+        """Return the bytes from `encode` with this UUID in them. The length stays the same."""
         ...
 
     def transaction_end(self, uuid: UUID, writer: str, sequence: int) -> bytes:
@@ -64,7 +64,7 @@ class EventFormat(Framing[E], Protocol[E]):
         ...
 
     def end_of(self, envelope: Envelope[E]) -> TransactionEnd | None:
-        """Return the transaction end in a message; None for any other message, plain acknowledgements included."""
+        """Return the transaction end in a message; None for other messages, including plain acknowledgements."""
         ...
 
 
@@ -95,7 +95,7 @@ class JsonEvents(JsonLines):
         return self.marshal(event, _BLANK_TEXT)
 
     def stamp(self, encoded: bytes, uuid: UUID) -> bytes:
-        # Lines that `marshal` makes begin with the UUID.
+        # Lines from `marshal` begin with the UUID.
         at = len(self.uuid_prefix)
         return b"%b%b%b" % (encoded[:at], str(uuid).encode(), encoded[at + len(_BLANK_TEXT) :])
 
@@ -110,13 +110,13 @@ class JsonEvents(JsonLines):
             meta = json.loads(envelope.content)["_meta"]
             return TransactionEnd(_text(meta["writer"]), int(_text(meta["sequence"]), 16))
         except (ValueError, KeyError, TypeError, RecursionError):
-            return None  # An acknowledgement that another kind of producer wrote.
+            return None  # An acknowledgement by another kind of producer.
 
 
 def stamped(
     format: EventFormat[Any], events: Sequence[bytes], producer: ProducerId, first_clock: int, flags: int
 ) -> bytes:
-    """Put UUIDs with consecutive clocks into events that `encode` returned, and join them."""
+    """Stamp events from `encode` with consecutive clocks, and join them."""
     if type(format) is JsonEvents:
         prefix, pieces = format.uuid_prefix, list[bytes]()
         behind = len(prefix) + len(_BLANK_TEXT)
@@ -197,4 +197,4 @@ def format_of(content_type: str) -> JsonEvents | BytesEvents:
         return JsonEvents()
     if content_type == BytesEvents().content_type:
         return BytesEvents()
-    raise InvalidInput(f"{content_type} is not the content type of a ready event format; pass a format of your own")
+    raise InvalidInput(f"{content_type} is not the content type of a built-in event format; pass a custom format")

@@ -1,16 +1,17 @@
-"""The cut of a stream's fork: an offset for each segment, which tears nothing. Pure.
+"""The cut of a stream's fork: an offset for each segment that tears no transaction. Pure.
 
-A cut is *consistent* if it keeps the two promises of a stream:
+A cut is *consistent* if it keeps both guarantees of a stream:
 
-* **Transactions are whole.** A transaction on one key is one span of one segment. One on several keys becomes readable
-  by its acknowledgements, a span in each of its segments. In a fork, all spans of a transaction are below the cut, or
-  no byte of any of them is.
-* **Keys are in order.** A segment is in the fork only if all its predecessors are there to their ends, and so are the
-  other successors of these. Otherwise the predecessors are active in the fork, and take the next events of their keys.
+* **Transactions are atomic.** A transaction on one key is one span of one segment. A transaction on several keys
+  becomes readable through its acknowledgements, one span in each of its segments. All spans of a transaction are below
+  the cut, or none of their bytes are.
+* **Keys are in order.** A segment is in the fork only if the fork has all its predecessors up to their ends, and all
+  other successors of these predecessors. Otherwise the predecessors are active in the fork, and receive the next events
+  of their keys.
 
-If two cuts are consistent, the larger offsets of both are so, too. Hence there is a largest consistent cut at or below
-any offsets that a user wishes for. `consistent_cut` finds it: it lowers what would be torn, and so what that tears in
-turn, until nothing changes.
+The larger offsets of two consistent cuts are a consistent cut, too. So there is a largest consistent cut at or below
+any requested offsets. `consistent_cut` finds it: it lowers the offsets that tear a transaction, and repeats this until
+none does.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ Unit: TypeAlias = Mapping[int, SegmentSpan]
 def consistent_cut(stream: Stream, wanted: Mapping[int, int], units: Iterable[Unit] = ()) -> dict[int, int]:
     """Return the largest consistent cut at or below `wanted`, by segment number. It may leave segments out.
 
-    `wanted` has an offset for each segment, and `units` are the transactions with content below it. No reader is below
-    a segment's `begin`, so spans that begin there cannot be torn. Raises InvalidInput if a segment of the cut would end
-    below its `begin`.
+    `wanted` has an offset for each segment, and `units` are the transactions with content below it. Spans that begin
+    before a segment's `begin` are ignored, because nothing reads them. Raises InvalidInput if a segment of the cut
+    would end before its `begin`.
     """
     cut = {
         number: wanted[number] if segment.sealed_at is None else min(wanted[number], segment.sealed_at)
@@ -72,7 +73,7 @@ def consistent_cut(stream: Stream, wanted: Mapping[int, int], units: Iterable[Un
 
 
 def _leave_out_successors(stream: Stream, cut: dict[int, int]) -> bool:
-    """Take segments out of the cut that may not be in it. Returns True if there were any."""
+    """Remove segments whose predecessors, or other successors of these, are incomplete. Returns True if any."""
     found = False
     for number in sorted(cut):  # A successor's number is larger than its predecessors'.
         before = [stream.segments[each] for each in stream.segments[number].predecessors if each in stream.segments]
@@ -82,17 +83,17 @@ def _leave_out_successors(stream: Stream, cut: dict[int, int]) -> bool:
             for each in before
         ):
             continue
-        # Of a predecessor's successors, none may be there without the others.
+        # The successors of a predecessor are in the cut together, or not at all.
         for sibling in {one.number for each in before for one in stream.successors(each.number)} | {number}:
             found |= cut.pop(sibling, None) is not None
     return found
 
 
 def fork_segments(stream: Stream, name: str, cut: Mapping[int, int]) -> dict[int, Segment]:
-    """Return the segments of the stream `name`, which is forked at a consistent cut.
+    """Return the segments of `name`, a fork of the stream at a consistent cut.
 
-    They keep their numbers, ranges and epochs, so a reader's position at or before the cut is one in the fork. Segments
-    that are whole and have successors there stay sealed; so do those at the end of a sealed stream that are whole.
+    They keep their numbers, ranges and epochs, so a reader's position at or before the cut is valid in the fork. A
+    segment stays sealed if the cut includes all of it, and it has successors in the fork or ends a sealed stream.
     """
     found = {}
     for number, offset in sorted(cut.items()):

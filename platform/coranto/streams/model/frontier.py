@@ -1,12 +1,12 @@
-"""The frontier of reading: the segments that are read now, and those that follow. Pure.
+"""The frontier of reading: the segments that are being read, and the next ones. Pure.
 
 A segment becomes *open*, and may be read, once all its predecessors have been read to their ends. A segment with some
-complete predecessors but not all is *waiting*. A complete segment stays in the frontier while a successor of it still
+complete predecessors but not all is *waiting*. A complete segment stays in the frontier while one of its successors
 waits for other predecessors, or if it ends the stream. So the open and complete segments together always cover every
-key, and reading can start again from them.
+key, and reading can resume from them.
 
-`Frontier` is a value. The change that completing a segment makes is also a value, `Completion`. It is planned where the
-stream's metadata are known, and can be applied wherever the frontier is known.
+`Frontier` is immutable. `Completion` is the change that completing a segment makes. To plan it takes the stream's
+metadata; to apply it, only the frontier.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def descendants(graph: Graph, numbers: Iterable[int]) -> set[int]:
 
 
 def readable(segments: Mapping[int, Segment], read: Mapping[int, int]) -> frozenset[int]:
-    """Return the segments that may be read, given the offsets through which segments are read.
+    """Return the segments that may be read, given the offset that was reached in each segment.
 
-    These are the segments whose predecessors are all read to their final offsets, or gone. For readers that know an
-    offset of each segment, and keep no `Frontier`: it is the frontier's open segments, and those before them. A segment
-    that was begun too early has to wait, and so have those after it.
+    All their predecessors are gone or were read to their final offsets. For readers that keep an offset of each segment
+    instead of a `Frontier`: the result is the frontier's open segments and all segments before them. A segment that was
+    begun too early is not included, nor are its successors.
     """
     found: set[int] = set()
     complete: set[int] = set()
@@ -69,10 +69,10 @@ def readable(segments: Mapping[int, Segment], read: Mapping[int, int]) -> frozen
 
 
 def has_read_removed_segments(segments: Mapping[int, Segment], begun: Collection[int]) -> bool:
-    """Return True if a reader has read all segments that are gone, given those that it has begun.
+    """Return True if a reader that has begun these segments has read all segments that are gone.
 
-    The first remaining segments share the key space, so any removed one comes before one of
-    them. A reader begins a segment only when it has read all before it.
+    The first remaining segments share the key space, so each removed segment precedes one of them. A reader begins a
+    segment only after it has read all segments before it.
     """
     return all(number in begun for number, each in segments.items() if not each.predecessors & segments.keys())
 
@@ -92,8 +92,8 @@ class Finished:
 class Completion:
     """The change to the frontier when segment `number` has been read to its end.
 
-    `opened` maps the segments that can now be read to the offsets where they begin. `waiting` maps the segments that
-    begin to wait to those they wait for. `terminal` means that nothing succeeds the segment.
+    `opened` maps the segments that can now be read to the offsets where they begin. `waiting` maps newly waiting
+    segments to the segments that they wait for. `terminal` is true if the segment has no successors.
     """
 
     number: int
@@ -116,14 +116,14 @@ class Frontier:
 
     @property
     def position(self) -> StreamPosition:
-        """The position for resuming, so that everything unread is read and nothing is read twice."""
+        """The position to resume reading without gaps or repeats."""
         done = {number: SegmentPosition(each.end, complete=True) for number, each in self.finished.items()}
         return StreamPosition({**self.open, **done})
 
     def advanced(self, positions: Mapping[int, SegmentPosition]) -> Frontier:
-        """Return the frontier with open segments read further.
+        """Return the frontier with open segments advanced to new positions.
 
-        Raises InvalidInput for a segment that is not open, or that would go back.
+        Raises InvalidInput if a segment is not open, or would move back.
         """
         for number, position in positions.items():
             before = self.open.get(number)
@@ -135,7 +135,7 @@ class Frontier:
         """Plan the change for the open segment `number`, which was read to its end.
 
         `stream` must be recent enough to contain the segment's final offset. If the segment itself is gone (it was
-        truncated away before it was read), whatever is left of the stream after it opens.
+        truncated away before it was read), the first remaining segments after it open.
         """
         graph = graph_of(stream)
         unread = self.open.keys() - {number}
@@ -183,7 +183,7 @@ class Frontier:
         kept: dict[int, Finished] = {}
         for each, entry in finished.items():
             left = entry.blocked.difference(completion.opened)
-            # A segment that ended the stream stays. Any other is dropped once none of its successors waits.
+            # A segment that ends the stream stays. Others are dropped once none of their successors waits.
             if left or not entry.blocked:
                 kept[each] = replace(entry, blocked=left)
         return Frontier(open_, waiting, kept)
@@ -194,7 +194,7 @@ def frontier_at(stream: Stream, position: StreamPosition | None = None, *, skip_
 
     Segments that are neither in the position nor after it are not read. Raises StreamTruncated if content after the
     position is gone; with `skip_truncated`, reading begins after the missing content instead. Raises InvalidInput if
-    the position contains a segment and one that comes after it.
+    the position contains both a segment and one of its descendants.
     """
     if position is None:
         return Frontier({head.number: SegmentPosition(head.begin) for head in stream.heads()})

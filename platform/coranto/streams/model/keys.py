@@ -24,7 +24,7 @@ _MASK: Final = (1 << 64) - 1
 _C1: Final = 0x87C37B91114253D5
 _C2: Final = 0x4CF5AD432745937F
 _MANY_KEYS: Final = 200
-"""From so many keys on, numpy is faster, its import aside."""
+"""With this many keys or more, numpy is faster, not counting its import."""
 
 
 def key_hash(key: str) -> int:
@@ -50,7 +50,7 @@ def key_hash(key: str) -> int:
 
 
 def key_hashes(keys: Collection[str]) -> Mapping[str, int]:
-    """Return the places of keys, by key. Many are computed together if numpy is installed."""
+    """Return the places of keys, by key. Large sets are computed with numpy if it is installed."""
     different = list(dict.fromkeys(keys))
     if len(different) >= _MANY_KEYS:
         with contextlib.suppress(ModuleNotFoundError):
@@ -60,7 +60,7 @@ def key_hashes(keys: Collection[str]) -> Mapping[str, int]:
     return {key: key_hash(key) for key in different}
 
 
-# Of numbers, or of arrays of unsigned 64-bit numbers (`columnar_keys.py`).
+# The next functions take numbers, or arrays of unsigned 64-bit numbers (`columnar_keys.py`).
 
 
 def rotate(value: Any, by: int) -> Any:
@@ -83,7 +83,7 @@ def final_mix(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, order=True)
 class KeyRange:
-    """The places [begin, end) of the key space, at least one."""
+    """A non-empty range [begin, end) of places in the key space."""
 
     begin: int
     end: int

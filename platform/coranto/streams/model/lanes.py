@@ -1,13 +1,13 @@
 """Lanes: producer ids that a multi-key writer uses for consecutive transactions. Pure.
 
-A reader remembers each producer of a segment. So a writer uses few, and uses a producer id again once the transaction
-before has ended in all of its segments. A late acknowledgement of an earlier transaction must then not end the next
-one: a process that recovers the stream may have been paused for hours before it appends decided acknowledgements.
+A reader remembers each producer of a segment. So a writer uses few producer ids, and reuses one once its previous
+transaction has ended in all segments. A late acknowledgement of the previous transaction must not end the next one: a
+process that recovers the stream may have been paused for hours before it appends decided acknowledgements.
 
-Therefore the registers of a segment name the transaction that is in progress on a lane:
+Therefore the registers of a segment name the transaction that is in progress on each lane:
 
 ===============================  =====================================================================================
-`coranto.dev/lane-<producer>`    the transaction of that producer whose events are there, and whose end is not
+`coranto.dev/lane-<producer>`    the producer's transaction whose events are in the segment, and whose end is not
 ===============================  =====================================================================================
 
 The append of a transaction's events adds the register, on the condition that it is absent. The append of its end
@@ -30,11 +30,11 @@ from coranto.wire import protocol_pb2 as pb
 
 LANE_PREFIX: Final = "coranto.dev/lane-"
 MAX_LANES: Final = 32
-"""Maximum transactions in progress for one writer. A lane takes some 100 of the 64 KiB of registers."""
+"""Maximum transactions in progress for one writer. A lane takes about 100 bytes of the 64 KiB of registers."""
 CROWDED_LANES: Final = 64
-"""Number of abandoned lanes in a segment that makes a writer remove them.
+"""A writer removes the abandoned lanes of a segment once there are this many.
 
-All registers go with each proposal of a segment, so they should stay small.
+Each proposal of a segment contains all its registers, so they should stay small.
 """
 _ABANDONED: Final = 600 * 10_000_000 << 4  # Ten minutes, as a difference of clocks.
 
@@ -65,10 +65,10 @@ class LaneUse(NamedTuple):
 
 
 class LanePool:
-    """The lanes of one writer. A lane goes to another transaction only when the one before is recorded as ended.
+    """Pool of one writer's lanes. A lane is reused only after its last transaction is recorded as ended.
 
-    Until then a process that recovers the stream may take the transaction for one that has not ended. A lane that is
-    never told to have ended is given up, as after a failure.
+    Until then, a process that recovers the stream may assume that the transaction has not ended. A lane whose
+    transaction is never passed to `ended`, such as after a failure, is not used again.
     """
 
     def __init__(self, new: Callable[[], ProducerId]) -> None:
@@ -81,21 +81,21 @@ class LanePool:
         return self._free.popleft() if self._free else self._new()
 
     def ended(self, *uses: LaneUse) -> None:
-        """Note that transactions have ended in all of their segments."""
+        """Add transactions that have ended in all of their segments."""
         self._ended += uses
 
     def to_record(self) -> list[LaneUse]:
-        """Return the transactions to record as ended. Then call `recorded`, or `ended` if that failed."""
+        """Remove and return the transactions to record as ended. Then call `recorded`, or `ended` after a failure."""
         found, self._ended = self._ended, []
         return found
 
     def recorded(self, uses: Iterable[LaneUse]) -> None:
-        """Note that these transactions are recorded as ended."""
+        """Free the lanes of transactions that are recorded as ended."""
         self._free.extend(each.producer for each in uses)
 
 
 class LaneStep(Enum):
-    """The step of a transaction in a segment that an append makes."""
+    """A step of a transaction in one segment. One append makes it."""
 
     BEGIN = "begin"
     """Append the events. The lane must be free."""
@@ -104,9 +104,9 @@ class LaneStep(Enum):
     END_AFTER_LOSS = "end after loss"
     """Append the acknowledgement although the registers were lost. The lane must not name another transaction."""
     DROP = "drop"
-    """Append what makes readers drop the events of a transaction that can never be decided."""
+    """Append acknowledgements that make readers drop the events of a transaction that can never be decided."""
     DROP_OPEN = "drop open"
-    """The same for another process's transaction, which may have ended: the lane must still name it."""
+    """`DROP` for another process's transaction, which may have ended: the lane must still name it."""
 
 
 class LaneChange(NamedTuple):
@@ -146,20 +146,20 @@ def parameters(changes: Iterable[LaneChange]) -> dict[str, Any]:
 
 
 def after_refusal(registers: pb.LabelSet, use: LaneUse) -> LaneStep | None:
-    """Return the next step for a refused acknowledgement; None if the transaction has ended.
+    """Return the next step after `registers` refused an acknowledgement; None if the transaction has ended.
 
-    `registers` refused it. If they were lost, it is unknown whether the transaction has ended. Ending it
-    again is harmless while its lane is free.
+    If the registers were lost, it is unknown whether the transaction has ended. Ending it again is harmless while its
+    lane is free.
     """
     found = labels.value_of(registers, use.label)
-    if found:  # Another value means that the lane has gone on to a later transaction.
+    if found:  # Another value means that a later transaction uses the lane.
         return LaneStep.END if found == use.value else None
     lost = not labels.value_of(registers, HELD_LABEL) or labels.value_of(registers, RESTORED_LABEL)
     return LaneStep.END_AFTER_LOSS if lost else None
 
 
 def is_abandoned(use: LaneUse, clock: int) -> bool:
-    """Return True if a transaction began ten minutes from `clock` or more: its writer has probably died."""
+    """Return True if a transaction began at least ten minutes before or after `clock`: its writer has probably died."""
     return abs(clock - use.begin) >= _ABANDONED
 
 

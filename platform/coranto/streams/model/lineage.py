@@ -1,9 +1,9 @@
-"""The state of a writer with a stable id in the segments before a given one.
+"""The state of a writer with a stable id in the segments before a given segment.
 
 A process that continues a writer id must know, for each key, the last durable sequence of earlier processes' writes.
-The writer's entry in the segment has this. If there is no entry yet, the entries in the segment's
-predecessors do. The predecessors of a merged segment may have been written up to different sequences, each for its own
-keys; so after a merge they are examined even if the segment has an entry.
+The writer's entry in the segment has this sequence. Before there is an entry, the entries in the segment's predecessors
+have it. The predecessors of a merged segment may have been written up to different sequences, each for its own keys; so
+after a merge they are examined even if the segment has an entry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coranto.streams.model.stream import Segment, Stream
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """A writer's entry in an earlier segment: for the keys of that segment, all up to `sequence` is durable."""
+    """A writer's entry in an earlier segment: its writes to that segment's keys are durable up to `sequence`."""
 
     segment: Segment
     sequence: int
@@ -29,9 +29,9 @@ class Floor:
 
 @dataclass(slots=True)
 class Lineage:
-    """The floors of a writer in the segments before a given one.
+    """The floors of a writer in the segments before a given segment.
 
-    `forgot` means that some of the keys have no entry, but may have had one that was removed or lost.
+    `forgot` is true if some of the keys have no entry, but may have had an entry that was removed or lost.
     """
 
     floors: list[Floor] = field(default_factory=list)
@@ -56,7 +56,7 @@ async def trace(
     """Collect the lineage of the writer with this label from the segments before `segment`.
 
     `has_entry` is true if the writer has an entry in the segment itself. `registers_of` returns a sealed segment's
-    registers and head, or None if the segment is gone.
+    registers and head; None if the segment is gone.
     """
     lineage = Lineage()
     seen: set[int] = set()
@@ -80,7 +80,7 @@ async def trace(
 
     async def go_back(of: Segment, has_entry: bool, known: bool) -> None:
         if has_entry and len(of.predecessors) <= 1:
-            return  # The only predecessor was written to earlier, up to a lower sequence.
+            return  # The only predecessor was written earlier, up to a lower sequence.
         for number in sorted(of.predecessors):
             await visit(number, known)
 

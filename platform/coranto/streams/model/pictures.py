@@ -1,6 +1,6 @@
-"""Pictures of a stream's segments: a table, a map of the keys over time, and both for notebooks.
+"""Renderings of a stream's segments: a table, a map of the keys over time, and both as HTML for notebooks.
 
-The map shows which segment had which keys in each epoch, that is after each change of the stream's segments.
+The map shows which segment had which keys in each epoch, that is, after each change of the stream's segments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coranto.streams.model.keys import KEY_SPACE, KeyRange
 from coranto.telemetry import amount
 
 COLUMNS: Final = ("SEGMENT", "EPOCH", "KEYS", "BEGIN", "END", "STATE", "PREDECESSORS")
-"""The columns of `segment_row`."""
+"""Names of the columns of `segment_row`."""
 
 _EPOCH_WIDTH: Final = 72
 _HEIGHT: Final = 240
@@ -109,7 +109,7 @@ def key_map(stream: PicturedStream, *, epochs: int | None = None) -> KeyMap:
     """Return the map of a stream: all epochs that created a remaining segment, or only the last `epochs` of them."""
     segments = sorted(stream.segments.values(), key=lambda each: each.epoch)
     seen = tuple(sorted({each.epoch for each in segments}))[-epochs if epochs else None :]
-    # Segments that ended before the shown epochs would only cut the ranges into smaller pieces.
+    # Segments that ended before the shown epochs would only split the ranges further.
     shown = [each for each in segments if each.epoch >= seen[0] or _ends(stream, each) > seen[0]]
     edges = sorted({edge for each in shown for edge in (each.range.begin, each.range.end)})
     rows = []
@@ -121,7 +121,7 @@ def key_map(stream: PicturedStream, *, epochs: int | None = None) -> KeyMap:
 
 
 def _ends(stream: PicturedStream, segment: PicturedSegment) -> int:
-    """Return the epoch when a segment is succeeded; the next epoch to come if nothing succeeds it."""
+    """Return the epoch of a segment's first successors; the stream's next epoch if it has none."""
     return min((each.epoch for each in stream.successors(segment.number)), default=stream.epoch + 1)
 
 

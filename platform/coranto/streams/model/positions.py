@@ -2,8 +2,8 @@
 
 A plain offset is not enough while a multi-key transaction is open: its first messages are before the offset, and its
 acknowledgement is after it. A `SegmentPosition` also names those messages, so that resuming from it neither loses nor
-repeats an event. A `StreamPosition` holds one `SegmentPosition` per segment. It can be used wherever a `StreamCut` can:
-its offsets are then the first ones whose content is still needed.
+repeats an event. A `StreamPosition` holds one `SegmentPosition` per segment. It can be used as a `StreamCut`: as a
+mapping, it has the first offset of each segment whose content is still needed.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class StreamPosition(Mapping[int, int]):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> StreamPosition:
-        """Return the position that `to_json` wrote. Raises CorruptData."""
+        """Decode a position from the text of `to_json`. Raises CorruptData."""
         try:
             return cls(_SEGMENTS.validate_json(text))
         except ValidationError as error:

@@ -1,9 +1,9 @@
 """The state of a segment's writers in its registers. Pure.
 
 Registers are labels that change atomically with an append; an append may also be conditioned on them. They hold one
-*entry* per writer: its session, the sequence and clock of its last append, and the time of that. Every append of a
-writer checks that the entry is still the one that the writer's previous append left, and replaces it. So of two
-attempts at the same append only one can be applied, and the entry shows which appends were applied.
+*entry* per writer: its session, and the sequence, clock and time of its last append. Every append of a writer checks
+that its entry is unchanged since its previous append, and replaces the entry. So of two attempts at the same append
+only one can be applied, and the entry shows which appends were applied.
 
 ==============================  ======================================================================================
 `coranto.dev/writer-<producer>`  the entry of one writer, named by its producer id
@@ -13,13 +13,12 @@ attempts at the same append only one can be applied, and the entry shows which a
 `coranto.dev/fence-<name>`       the token of a fence that a user raised
 `coranto.dev/held`               marks registers that were not lost. A check that includes this label fails on empty
                                  registers; without it, Gazette's rule is that empty registers pass every check
-`coranto.dev/restored`           the registers were lost once, when the journal ended at this offset
+`coranto.dev/restored`           the end of the journal when the registers were restored after a loss
 ==============================  ======================================================================================
 
-The number of entries is bounded. A writer that enters where there is no room removes the least recently used entries.
-The time of use comes from the clock of the entry's own writer. A time far ahead of the entering writer's clock is not
-trusted, because such an entry would stay permanently while others were removed. Such entries are removed first, in the
-order of their offsets.
+The number of entries is bounded. A writer that enters a full segment removes the least recently used entries. The time
+of use comes from the clock of the entry's own writer. A time far ahead of the entering writer's clock is not trusted,
+because such an entry would never be removed. Entries with such times are removed first, in the order of their offsets.
 """
 
 from __future__ import annotations
@@ -44,22 +43,22 @@ FENCE_PREFIX: Final = "coranto.dev/fence-"
 
 DEFAULT_MAX_WRITERS: Final = 64
 FAR_AHEAD_S: Final = 3600
-"""Seconds that an entry's time of use may be ahead of the entering writer's clock and still be believed."""
+"""Maximum seconds that a trusted time of use may be ahead of the entering writer's clock."""
 MAX_WRITERS: Final = 256
-"""The most writers per segment.
+"""Maximum writers per segment.
 
-Brokers accept 64 KiB of registers. This many entries and all fences, with the longest tokens, leave some room in that.
+Brokers accept 64 KiB of registers. This many entries, and all fences with the longest tokens, take less than that.
 """
 MAX_FENCES: Final = 16
-"""The most fences, by name, that a segment can have."""
+"""Maximum fences of a segment."""
 MAX_FENCE_NAME_BYTES: Final = labels.MAX_NAME_BYTES - len(FENCE_PREFIX)
 
 
 class WriterEntry(NamedTuple):
     """A writer's state in a segment.
 
-    `sequence` and `clock` are the last append's, and `hint` is an offset at or before its beginning.
-    `used` is in Unix seconds. `session` distinguishes the processes that use one writer id one after the other.
+    `sequence` and `clock` are of the last append, and `hint` is an offset at or before its beginning. `used` is the
+    time of the last append in Unix seconds. `session` distinguishes processes that use the same writer id in turn.
     """
 
     session: int
@@ -171,29 +170,29 @@ def stable_producer(writer: str) -> ProducerId:
 NOOP_PRODUCER: Final = stable_producer("")
 """The producer of acknowledgements that are appended only to change registers.
 
-These must not use a writer's producer id: the writer's appends in flight have earlier clocks, so readers would take
-them for duplicates. The id is derived from the empty writer id, which no writer has.
+These must not use a writer's producer id: the writer's in-flight appends have earlier clocks, so readers would treat
+them as duplicates. The id is derived from the empty writer id, which no writer has.
 """
 
 
-# --------------------------------------------------------------------------------------------- the standing of a writer
+# ----------------------------------------------------------------------------------------------- the status of a writer
 
 
 class WriterStatus(Enum):
     """The state of a segment's registers from the point of view of one writer."""
 
     OURS = auto()
-    """The entry is from its own session: its appends up to the entry's clock are durable, and no others."""
+    """The entry is from the writer's own session: exactly its appends up to the entry's clock are durable."""
     TAKEN_OVER = auto()
-    """The entry is from the session that this writer took the writer id over from. It may have appended more since."""
+    """The entry is from the session that this writer has replaced. That session may have appended more since."""
     NEW = auto()
-    """Without an entry, and none was ever removed or lost: the writer has appended nothing here."""
+    """There is no entry, and no entry was ever removed or lost: the writer has appended nothing here."""
     FORGOTTEN = auto()
-    """Without an entry, after entries were removed or lost."""
+    """There is no entry, but entries were removed or lost."""
     FOREIGN = auto()
     """The entry is from another session."""
     LOST = auto()
-    """There is content but no registers: all brokers that had them are gone. They must be restored first."""
+    """There is content but no registers: all brokers that had the registers are gone. They must be restored first."""
 
 
 def writer_status(registers: Registers, head: int, identity: WriterIdentity, taken_from: int | None) -> WriterStatus:
@@ -217,7 +216,7 @@ def writer_status(registers: Registers, head: int, identity: WriterIdentity, tak
 
 
 class Conditions(NamedTuple):
-    """The register part of an append."""
+    """The register checks and changes of an append."""
 
     check: pb.LabelSelector
     union: pb.LabelSet
@@ -245,7 +244,7 @@ def advance(label: str, before: str, after: str, fence: Fence | None = None) -> 
 
 
 class Advances:
-    """The parameters of a writer's appends to one segment without a fence: they differ only in two values."""
+    """Prepared parameters of a writer's appends to one segment, without a fence. Only two values differ."""
 
     def __init__(self, journal: str, label: str) -> None:
         self._template = advance(label, "-", "-").parameters(journal)
@@ -262,10 +261,10 @@ class Advances:
 def enter(
     registers: Registers, label: str, after: str, *, nonce: str, max_writers: int, fence: Fence | None = None
 ) -> Conditions:
-    """Add an entry, on the condition that none was added since, and remove others if there is no room.
+    """Add an entry, on the condition that no entry was added since `registers` were read.
 
-    `nonce` must be unique to this attempt to enter. The append is also conditioned on the removed writers not having
-    appended since.
+    If there are `max_writers` entries, others are removed, on the condition that their writers have not appended since.
+    `nonce` must be unique to this attempt to enter.
     """
     union = {HELD_LABEL: "1", ENTERED_LABEL: nonce, label: after}
     if not registers.held:
@@ -292,8 +291,8 @@ def enter(
 
 def _use(entry: WriterEntry, latest: int) -> tuple[bool, int]:
     """Return a sort key by the time of last use. No correct clock is past `latest`."""
-    is_believed = entry.used <= latest
-    return is_believed, entry.used if is_believed else entry.hint
+    is_trusted = entry.used <= latest
+    return is_trusted, entry.used if is_trusted else entry.hint
 
 
 def restore(head: int) -> Conditions:
@@ -310,7 +309,7 @@ def hold() -> Conditions:
 
 
 def raise_fence(registers: Registers, fence: Fence) -> Conditions:
-    """Set a fence's token, on the condition that it has not changed, so that no late attempt is applied.
+    """Set a fence's token, on the condition that it has not changed, so that a late attempt is not applied.
 
     Raises InvalidInput if the segment has too many fences.
     """

@@ -1,4 +1,4 @@
-"""Streams: their segments, the order of these, and their encoding in the labels of journal specs.
+"""Streams: segments, their order, and their encoding in the labels of journal specs.
 
 A stream is a set of journals, one for each *segment*. A segment holds the events of the routing keys of one range.
 The active segments (`Stream.active`), those that are written to, share the key space without gap or overlap, unless the
@@ -6,14 +6,14 @@ stream is sealed. Scaling seals some of them and replaces them by successors: ne
 same keys. A reader begins a segment once it has read all its predecessors to their ends, so the events of each key stay
 in order.
 
-All of this is stored in labels and flags of the segments' journal specs. One atomic Apply changes it:
+All of this is stored in labels and flags of the segments' journal specs, and changed by one atomic Apply:
 
 * A segment is *being sealed* once its journal is read-only. Then either other segments succeed it, or the label
   `coranto.dev/end-of-stream` says that none will.
-* It is *sealed* once the label `coranto.dev/sealed-at` has its final offset. To learn that takes an empty append.
+* It is *sealed* once the label `coranto.dev/sealed-at` has its final offset, which an empty append determines.
 * `coranto.dev/truncated-to` is the first readable offset.
 
-`decode` turns a listing into a `Stream` and refuses one that contradicts itself; `labels_of` is its inverse.
+`decode` turns a listing into a `Stream`, and rejects contradictory labels. `labels_of` is its inverse.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ SEALED_AT_LABEL: Final = "coranto.dev/sealed-at"
 END_OF_STREAM_LABEL: Final = "coranto.dev/end-of-stream"
 TRUNCATED_LABEL: Final = "coranto.dev/truncated-to"
 MAX_WRITERS_LABEL: Final = "coranto.dev/max-writers"
-"""The most writers whose states the registers of a segment hold. Successors inherit it."""
+"""Maximum writers whose state a segment's registers hold. Successors inherit it."""
 SCALING_LABEL: Final = "coranto.dev/scaling"
 """The stream's scaling policy. Successors inherit it."""
 STREAM_PART_LABEL: Final = labels.STREAM_PART
 
 MAX_RECORD_BYTES: Final = 64 << 20
-"""The most bytes of one record in a stream's state journals, so that a line cannot fill the memory of every member."""
+"""Maximum bytes of one record in a stream's state journals. Bounds the memory that a line takes in each process."""
 
 # Registers of segments.
 HELD_LABEL: Final = labels.HELD
@@ -75,7 +75,7 @@ _SUFFIX_BYTES: Final = 80  # The bytes that the names of journals add to their s
 _NUMBER_DIGITS: Final = 8
 
 StreamCut: TypeAlias = Mapping[int, int]
-"""A place in a stream: an offset by segment number. Content below the offset is before the cut.
+"""A place in a stream: offsets by segment number. Content below these offsets is before the cut.
 
 Its segments share the key space without gap or overlap. Their predecessors are before the cut, and their successors
 are after it.
@@ -111,7 +111,7 @@ def marks_journal(stream: str) -> str:
 
 
 def dead_letters_journal(stream: str) -> str:
-    """Return the name of the journal that holds what could not become an event."""
+    """Return the name of the journal that holds records that could not become events."""
     return f"{stream}/dead-letters"
 
 
@@ -132,9 +132,9 @@ def segments_selector(stream: str) -> pb.LabelSelector:
 class Segment:
     """A segment. Offsets are offsets of its journal.
 
-    `sealing` is true once its journal is read-only; `sealed_at` is then its final offset, as soon as that is known.
-    Readers begin at `begin`. `epoch` numbers the change of the stream's segments that created this one. `predecessors`
-    are the segments that it succeeded; some or all of them may be gone.
+    `sealing` is true once its journal is read-only. `sealed_at` is its final offset; None until that is known.
+    Readers begin at `begin`. `epoch` is the epoch that created the segment. `predecessors` are the segments that it
+    succeeded; some or all of them may be gone.
     """
 
     number: int
@@ -164,7 +164,7 @@ class Stream:
     scaling: str = ""
     """The scaling policy, as `coranto.streams.control.scaling.parse_policy` reads it; empty for none."""
     cluster: int = 0
-    """The id of the etcd cluster that counts `revision`; 0: not known. One that is restored has another id."""
+    """The id of the etcd cluster that `revision` is from; 0 if unknown. A restored cluster has another id."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and (self.name, self.segments) == (other.name, other.segments)
@@ -173,7 +173,7 @@ class Stream:
 
     @property
     def is_sealed(self) -> bool:
-        """True if the stream takes no more events."""
+        """True if the stream accepts no more events."""
         return not self.active()
 
     @property
@@ -191,15 +191,15 @@ class Stream:
     def active(self) -> tuple[Segment, ...]:
         """Return the segments to write to, in the order of their ranges.
 
-        They make up the key space. A sealed stream has none. While a stream of very many segments is being sealed, only
-        some of them are left.
+        Together, their ranges are the key space. A sealed stream has no active segments. While a stream of very many
+        segments is being sealed, only some of them are left.
         """
         return self._active
 
     def last(self) -> tuple[Segment, ...]:
-        """Return the segments that nothing succeeds, in the order of their ranges. They make up the key space.
+        """Return the segments without successors, in the order of their ranges. Together, these are the key space.
 
-        These are the active segments; if the stream is sealed or is being sealed, also those that were active last.
+        The result is the active segments, and in a stream that is sealed or being sealed, the last active segments.
         """
         ends = (each for each in self.segments.values() if each.end_of_stream and not self.successors(each.number))
         return ordered((*self._active, *ends))
@@ -267,7 +267,7 @@ def covers(ranges: Iterable[KeyRange], whole: KeyRange) -> bool:
 
 
 def labels_of(stream: str, segment: Segment) -> pb.LabelSet:
-    """Return the labels that describe a segment. Only `sealing` is not among them: it is in the journal's flags."""
+    """Return the labels that describe a segment, except for `sealing`, which is in the journal's flags."""
     pairs = [
         (STREAM_LABEL, stream),
         (SEGMENT_LABEL, str(segment.number)),
@@ -310,17 +310,15 @@ def decode_all(
 ) -> tuple[Stream, ...]:
     """Decode all streams with segments in a listing, in the order of their names.
 
-    Raises CorruptData if the labels of a stream contradict each other. If `unsound` is given, the error is put in there
-    by the stream's name instead, and the stream is left out.
+    Raises CorruptData if the labels of a stream contradict each other. If `unsound` is given, the stream is left out
+    instead, and its error is added to `unsound` by the stream's name.
     """
     found: dict[str, list[JournalInfo]] = {}
     for info in listing.journals:
         if name := labels.value_of(info.spec.labels, STREAM_LABEL):
             found.setdefault(name, []).append(info)
     if single and not found:
-        raise StreamNotFound(
-            "no segment of the stream is there: check its name, or create it (`coranto streams create`)"
-        )
+        raise StreamNotFound("the stream has no segments: check its name, or create it (`coranto streams create`)")
     if single and len(found) > 1:
         raise CorruptData(f"these are segments of several streams: {', '.join(sorted(found))}")
     streams: list[Stream] = []
@@ -389,7 +387,7 @@ def decode_segment(info: JournalInfo) -> Segment:
 def _required(found: pb.LabelSet, name: str, subject: str, base: int = 10) -> int:
     number = _number(found, name, subject, None, base)
     if number is None:
-        raise CorruptData(f"{subject}: it is a stream's, but has no label {name}")
+        raise CorruptData(f"{subject}: it belongs to a stream, but has no label {name}")
     return number
 
 
@@ -419,12 +417,12 @@ def _check(stream: Stream) -> None:
                 raise CorruptData(f"{subject}: segment {segment.number} cannot succeed {number}, which is not older")
             if predecessor is not None and not (predecessor.sealing and predecessor.range.overlaps(segment.range)):
                 raise CorruptData(
-                    f"{subject}: segment {segment.number} succeeds {number}, which is not read-only, or of other keys"
+                    f"{subject}: segment {segment.number} succeeds {number}, which is not read-only or has other keys"
                 )
     last = stream.last()
     if not covers((each.range for each in last), KeyRange.FULL):
         shares = ", ".join(f"{each.number} {each.range}" for each in last)
-        raise CorruptData(f"{subject}: the segments that nothing succeeds do not share the key space: {shares}")
+        raise CorruptData(f"{subject}: the segments without successors do not share the key space: {shares}")
     for segment in stream.segments.values():
         if not segment.sealing:
             continue

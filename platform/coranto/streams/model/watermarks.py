@@ -11,11 +11,11 @@ of times below `lower`. All readers find the same watermarks, because these depe
 A writer that is silent for `timeout` seconds no longer holds back the watermark. Its silence is measured by the time
 that other writers' clocks counted since its last mark, each between its own consecutive marks. Two clocks are never
 compared, so a clock that is ahead does not make other writers seem silent. The step between two marks counts at most
-half of `timeout`, so that setting a clock forward once does not either. If marks are further apart, it takes longer to
-find a writer silent. A step that began before a writer's mark counts as a whole. So a writer whose marks are at most
-half of `timeout` apart is never silent.
+half of `timeout`, so setting a clock forward once does not either. If marks are further apart, it takes longer to
+detect a silent writer. A step that began before a writer's mark counts in full. So a writer whose marks are at most
+half of `timeout` apart is never considered silent.
 
-Time windows are a weak promise: they are only as good as the writers' clocks and the times that writers note.
+Time windows are only as accurate as the writers' clocks and the times that writers note.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ DEFAULT_TIMEOUT: Final = 120.0
 class TimeMark:
     """A writer's note: its events after `positions` (offsets by segment number) have `time` or a later time.
 
-    `positions` has the segments that the writer has written to. With `left`, the writer has stopped writing and no
-    longer counts.
+    `positions` has the segments that the writer has written to. With `left`, the writer has stopped writing, and is
+    ignored from then on.
     """
 
     writer: str
@@ -79,7 +79,7 @@ class TimeMark:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """All events of times below `lower` are before `cut`. At that point, no writer had noted a time above `upper`."""
+    """All events of times below `lower` are before `cut`. Until then, no writer had noted a time above `upper`."""
 
     lower: float
     upper: float
@@ -127,9 +127,9 @@ class Watermarks:
         return tuple(self._found)
 
     def add(self, mark: TimeMark, written: float) -> Watermark | None:
-        """Add the next mark. `written` is when it was written by its writer's clock, in Unix seconds.
+        """Add the next mark. `written` is the time of its writer's clock at the write, in Unix seconds.
 
-        Returns the watermark that this mark completes, if any.
+        Returns the new watermark, if the mark completes one.
         """
         if mark.left:
             self._writers.pop(mark.writer, None)

@@ -1,8 +1,8 @@
 """Delivery of events: turning segments into transactions, and merging several segments into one sequence.
 
 `SegmentSource` turns a segment's journal into whole committed transactions. It reads some content ahead, but determines
-commits only when the next transaction is requested. So its position is always just after the last
-transaction that it delivered. `SegmentPool` takes from several sources in turn.
+commits only when the next transaction is requested. So its position is always just after the last transaction that it
+delivered. `SegmentPool` takes transactions from several sources in turn.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from coranto.streams.model.stream import Segment
 E = TypeVar("E")
 
 DEFAULT_READ_AHEAD: Final = 1 << 20
-"""Bytes that are read ahead of each segment, approximately."""
+"""Approximate bytes that are read ahead in each segment."""
 
-_PRUNE_EVERY = 1 << 16  # Messages after which silent producers are forgotten.
-_FIRST_PRUNE = 1 << 10  # Sooner for the first time, because it also reports clocks that are far off.
+_PRUNE_EVERY = 1 << 16  # Number of messages after which silent producers are forgotten.
+_FIRST_PRUNE = 1 << 10  # The first time sooner, because pruning also reports clocks that are far off.
 _IN_A_ROW = 64  # Transactions taken from one segment before the next one gets its turn.
 
 
@@ -45,7 +45,7 @@ class Event(Generic[E]):
 
     @property
     def data(self) -> E:
-        """The event itself, decoded at each call. Raises CorruptMessage."""
+        """The event itself, decoded at each access. Raises CorruptMessage."""
         return self.envelope.message
 
     @property
@@ -101,8 +101,8 @@ class SegmentSource(Generic[E]):
     """The committed transactions of one segment from a position. Close it at the end.
 
     `end` is the offset to stop at (exclusive). If it is not known yet (see `limit`), the source waits for more content.
-    `wake` is called whenever `take` may have something new. `now` is the reader's clock, in seconds since the Unix
-    epoch.
+    `wake` is called whenever `take` may return a new transaction. `now` is the reader's clock, in seconds since the
+    Unix epoch.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class SegmentSource(Generic[E]):
 
     @property
     def position(self) -> SegmentPosition:
-        """The position after the transactions that were taken, and before all others."""
+        """The position after all transactions that were taken."""
         return SegmentPosition(self._offset, tuple(self._pending.values()), journal_id=self._journal_id)
 
     @property
@@ -161,7 +161,7 @@ class SegmentSource(Generic[E]):
         return self._sequencer.read_through(self.journal)
 
     def limit(self, end: int) -> None:
-        """Set the offset to stop at, if it was not known before."""
+        """Set the offset to stop at, unless it is already known."""
         if self._end is not None:
             return
         self._end = end
@@ -170,7 +170,7 @@ class SegmentSource(Generic[E]):
         self._wake(self.number)
 
     def close(self) -> asyncio.Task[None]:
-        """Stop reading. Returns the task that is about to end."""
+        """Stop reading. Returns the cancelled task, which may not have ended yet."""
         self._fetching.cancel()
         return self._fetching
 
@@ -203,7 +203,7 @@ class SegmentSource(Generic[E]):
             try:
                 envelope = next(self._decoded, None)
             except CorruptMessage:
-                self._decoded = self._decoder.feed(b"")  # Continue after it.
+                self._decoded = self._decoder.feed(b"")  # Continue after the corrupt message.
                 raise
             if envelope is not None:
                 return envelope
@@ -215,7 +215,7 @@ class SegmentSource(Generic[E]):
             self._decoded = self._decoder.feed(chunk.content, chunk.offset)
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            self._fetching = asyncio.ensure_future(self._fetch())  # The next call tries again.
+            self._fetching = asyncio.ensure_future(self._fetch())  # The next call retries.
             if isinstance(failure, OffsetJump | JournalNotFound):
                 raise StreamTruncated(
                     f"segment {self.number} cannot be read from offset {self._fetched}: {failure}",
@@ -266,7 +266,7 @@ class SegmentSource(Generic[E]):
                 self.number,
                 error.actual,
             ) from error
-        # Only after all reads, so that a cancelled call leaves everything as it was.
+        # Only after all reads, so that a cancelled call changes nothing.
         committed = [each for each in found if self._sequencer.replay(each)]
         self._sequencer.end_replay()
         return committed
@@ -298,7 +298,7 @@ class SegmentSource(Generic[E]):
 
 
 class SegmentPool(Generic[E]):
-    """Takes transactions from segments in turn, and tracks the one that is being consumed.
+    """Takes transactions from segments in turn, and tracks the transaction that is being consumed.
 
     The transaction that `take` returned last is *current* until `consume`. Positions do not include it.
     """
@@ -307,7 +307,7 @@ class SegmentPool(Generic[E]):
         self.sources: dict[int, SegmentSource[E]] = {}
         self._closing: list[asyncio.Task[None]] = []
         self.woken = asyncio.Event()
-        self._ready: dict[int, None] = {}  # In the order of their turns.
+        self._ready: dict[int, None] = {}  # Segments that may have transactions, in the order of their turns.
         self._ended: dict[int, None] = {}
         self._in_a_row = 0
         self._current: tuple[int, SegmentPosition] | None = None
@@ -351,7 +351,7 @@ class SegmentPool(Generic[E]):
         return {number: self.position(number) for number in self.sources}
 
     def finished(self) -> list[SegmentSource[E]]:
-        """Return the segments that are consumed to their ends, as far as `take` has found out."""
+        """Return the segments that are consumed to their ends, once `take` has found no more transactions in them."""
         if not self._ended:
             return []
         current = self._current[0] if self._current is not None else None

@@ -1,4 +1,4 @@
-"""Positions of a stream that was deleted, and created again under the same name."""
+"""Detection of positions in an earlier stream that was deleted and recreated under the same name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from coranto.streams.model.stream import Segment
 
 
 async def require_same(client: JournalClient, segment: Segment, position: SegmentPosition) -> None:
-    """Check a stored position, which may be beyond its segment's content.
+    """Check that a stored position is in its segment's content.
 
-    Raises JournalRecreated for one of an earlier stream of this name, and CorruptData for one without an id that is
-    beyond the head. It cannot check segments that are gone or suspended; their reads do.
+    Raises JournalRecreated if the position is from an earlier stream of this name, and CorruptData if it is beyond the
+    head and its journal id is the same or unknown. Segments that are gone or suspended are checked by their reads.
     """
     if not position.offset:
         return
@@ -27,6 +27,6 @@ async def require_same(client: JournalClient, segment: Segment, position: Segmen
         )
     if position.offset > reported.head:
         raise CorruptData(
-            f"segment {segment.number} ends at {reported.head}, and is read through {position.offset}: its stream was "
+            f"segment {segment.number} ends at {reported.head}, before the position {position.offset}: its stream was "
             "deleted and created again, or has lost content. Begin again without a position"
         )

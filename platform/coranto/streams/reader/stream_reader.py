@@ -1,11 +1,11 @@
 """`StreamReader`: reads a stream in one process.
 
 It reads all open segments in turn, and begins a segment once all its predecessors have been read to their ends. So the
-events of each routing key arrive in order of writing, across splits and merges. Events of different
-keys arrive in no particular order. Only committed events are read, each of them once.
+events of each routing key arrive in order of writing, across splits and merges. Events of different keys arrive in no
+particular order. Only committed events are read, each of them once.
 
-To resume later, store `position()` together with the results of the events, and begin there. Then no event is left out
-and none is read twice. `coranto.streams.groups.reader_groups` shares a stream between processes.
+To resume later, store `position()` together with the results of the events, and begin there. Then no event is skipped
+or read twice. `coranto.streams.groups.reader_groups` shares a stream between processes.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class StreamReader(Generic[E]):
         cut, multi-key transactions that were open there are read in part or not at all. From a position, they are read
         completely.
 
-        Reading ends at `end` (exclusive), and waits until that is there. Without `end`, reading ends after everything
-        that was committed before it began; with `block`, it ends only when the stream is sealed and read.
+        Reading ends at `end` (exclusive), and waits for content up to there. Without `end`, reading ends after
+        everything that was committed before it began; with `block`, it ends only when the stream is sealed and read.
 
         If content is gone, StreamTruncated is raised; with `skip_truncated`, reading continues after it instead. If
-        the position is of an earlier stream of this name, which was deleted, JournalRecreated is raised; with
-        `skip_truncated`, reading continues at the present stream's beginning, and the log says so.
+        the position is from an earlier stream of this name, which was deleted, JournalRecreated is raised; with
+        `skip_truncated`, reading continues at the current stream's beginning, and a warning is logged.
         `read_ahead` is in bytes per segment.
         """
         self._client = client
@@ -87,9 +87,9 @@ class StreamReader(Generic[E]):
         self._frontier: Frontier | None = None
         self._seen: Stream | None = None  # The newest stream that was compared with the sources.
         self._opened: deque[int] = deque()  # Open segments that are not being read yet.
-        self._began: dict[int, int] = {}  # The stream's beginning by its metadata; retention may have removed more.
-        self._done: dict[int, SegmentPosition] = {}  # Open segments that were read up to their bound.
-        self._rest: deque[Event[E]] = deque()  # Events left of the transaction being delivered event by event.
+        self._began: dict[int, int] = {}  # Begins of segments by metadata; retention may have removed more.
+        self._done: dict[int, SegmentPosition] = {}  # Open segments that are not being read any more.
+        self._rest: deque[Event[E]] = deque()  # Remaining events of a transaction that is delivered event by event.
 
     async def __aenter__(self) -> Self:
         return self
@@ -125,12 +125,12 @@ class StreamReader(Generic[E]):
         return event
 
     async def transactions(self) -> AsyncIterator[StreamTransaction[E]]:
-        """Yield the rest as whole transactions. A plain event is a transaction of one event."""
+        """Yield the remaining events as whole transactions. A plain event is a transaction of one event."""
         while (transaction := await self.next_transaction()) is not None:
             yield transaction
 
     async def next_transaction(self) -> StreamTransaction[E] | None:
-        """Return the next whole transaction; None at the end. Raises what `anext` raises."""
+        """Return the next whole transaction; None at the end. Raises the errors of `anext`."""
         if self._rest:
             raise InvalidInput("a transaction is being read event by event: read its other events first")
         transaction = await self._next()
@@ -140,7 +140,7 @@ class StreamReader(Generic[E]):
     def position(self) -> StreamPosition:
         """Return the position to resume from: after everything delivered, and before everything else.
 
-        It is never within a transaction: until all events of a transaction are delivered, it is before it. It can be
+        It is never within a transaction: it is before the transaction until all its events are delivered. It can be
         stored as text (see `StreamPosition`), and used as a `StreamCut`.
         """
         if self._frontier is None:
@@ -201,7 +201,7 @@ class StreamReader(Generic[E]):
             stream = await self._watch.refresh(revision)
             if unknown := self._end.keys() - stream.segments.keys():
                 raise InvalidInput(
-                    f"the stream has no segment {min(unknown)} to read up to; make the cut of this stream's segments",
+                    f"the stream has no segment {min(unknown)} to read up to; give a cut of this stream's segments",
                     field="end",
                 )
         if self._block or self._end is not None:
@@ -214,7 +214,7 @@ class StreamReader(Generic[E]):
         self._opened.extend(self._frontier.open)
 
     def _move_on(self) -> bool:
-        """Complete segments that are read, and open their successors. Returns False if nothing has changed."""
+        """Complete the segments that are read, and open their successors. Returns False if there are none."""
         segments, moved = self._watch.stream.segments, False
         if self._seen is not self._watch.stream:
             self._seen = self._watch.stream
@@ -240,7 +240,7 @@ class StreamReader(Generic[E]):
         self._opened.extend(completion.opened)
 
     async def _skip(self, error: StreamTruncated) -> None:
-        """Continue after the content that is gone."""
+        """Skip content that is gone."""
         _log.info("stream_reader.content_skipped", reason=str(error))
         number = error.segment
         stream = await self._watch.refresh()
@@ -258,7 +258,7 @@ class StreamReader(Generic[E]):
         self._opened.append(number)
 
     async def _begin_again(self, error: JournalRecreated) -> None:
-        """Continue at the beginning of the stream that has the name now, or where a segment's head fell to."""
+        """Continue at the beginning of the recreated stream, or at the offset where a segment's head was reset."""
         _log.warning(
             "stream_reader.stream_recreated",
             journal=error.journal,
@@ -282,7 +282,7 @@ class StreamReader(Generic[E]):
         self._opened.extend(self._frontier.open)
 
     def _begin_segment_again(self, number: int, position: SegmentPosition) -> None:
-        """Continue in an open segment where its present content differs from the one that was read."""
+        """Continue in an open segment at the offset where its content differs from the content that was read."""
         assert self._frontier is not None
         if number in self._pool.sources:
             self._pool.remove(number)
@@ -331,7 +331,7 @@ class StreamReader(Generic[E]):
         self._pool.add(source)
 
     async def _bound(self, segment: Segment) -> int | None:
-        """Return the offset where to stop reading a segment; None while it is not known."""
+        """Return the offset where reading of a segment ends; None while it is unknown."""
         if self._end is not None:
             if segment.number in self._end:
                 return self._end[segment.number]
