@@ -10,7 +10,7 @@ from coranto.streams.writer.units import Attempt, WriteUnit
 
 
 class AttemptQueue:
-    """Attempts in flight come first, then attempts to send again, then units that are in no attempt yet."""
+    """Attempts in flight come first, then attempts to resend, then units without an attempt."""
 
     __slots__ = ("again", "in_flight", "units")
 
@@ -31,11 +31,11 @@ class AttemptQueue:
 
     @property
     def is_doubtful(self) -> bool:
-        """True if an attempt that is to be sent again may have been applied."""
+        """True if an attempt to resend may have been applied."""
         return any(attempt.doubtful for attempt in self.again)
 
     def append(self, unit: WriteUnit) -> None:
-        """Add a unit after all others, or before those with a later order if it is given again."""
+        """Add a unit at the end, or before units with a later order if it retries a failed unit."""
         later = list[WriteUnit]()
         while self.units and self.units[-1].order > unit.order:
             later.append(self.units.pop())
@@ -43,16 +43,16 @@ class AttemptQueue:
         self.units.extend(reversed(later))
 
     def insert(self, units: Iterable[WriteUnit]) -> None:
-        """Add units that are not in any attempt, in the order that the stream writer received them."""
+        """Add units without an attempt, in the order in the stream writer."""
         self.units = deque(sorted([*self.units, *units], key=lambda unit: unit.order))
 
     def send_in_flight_again(self) -> None:
-        """Send the attempts in flight again, before the others."""
+        """Queue the attempts in flight to be resent, before other attempts."""
         self.again = deque([*self.in_flight, *self.again])
         self.in_flight.clear()
 
     def plan_again(self) -> None:
-        """Dissolve the attempts to send again into their units."""
+        """Turn the attempts to resend back into units without an attempt."""
         self.units.extendleft(reversed([unit for attempt in self.again for unit in attempt.units]))
         self.again.clear()
 
@@ -64,7 +64,7 @@ class AttemptQueue:
         return units
 
     def take_attempts(self) -> list[Attempt]:
-        """Remove and return all attempts. One that was not answered may have been applied."""
+        """Remove and return all attempts. Attempts in flight without an answer become doubtful."""
         attempts = [*self.in_flight, *self.again]
         for attempt in self.in_flight:
             attempt.doubtful |= not attempt.is_answered

@@ -10,7 +10,7 @@ def failure_of(error: CorantoError, *, doubtful: bool, first: bool) -> CorantoEr
     """Return the error of one unit after `error` ended the writer's work in a segment.
 
     `doubtful` means that the unit may have been applied, and `first` that the unit caused the error. Units after a
-    failed one are not applied, because they would take its place in the order.
+    failed unit are not applied, because they would precede its retry.
     """
     unknown = error.outcome is Outcome.UNKNOWN
     of_the_writer = isinstance(error, WriteError) and not isinstance(error, CommitUnknown)

@@ -1,4 +1,4 @@
-"""Raising a fence in a segment, even if others raise it at the same time."""
+"""Raising a fence in a segment, even if other processes raise it at the same time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coranto.streams.writer.shared import Shared
 async def raise_fence(shared: Shared, fence: Fence, writer_of: Callable[[], Awaitable[SegmentWriter]]) -> None:
     """Raise the fence in a segment, and return once it is raised.
 
-    `writer_of` returns the present segment's writer, after it has made contact with the segment.
+    `writer_of` returns the writer of the current segment, after its handshake.
     """
     while True:
         writer = await writer_of()
@@ -26,7 +26,7 @@ async def raise_fence(shared: Shared, fence: Fence, writer_of: Callable[[], Awai
             await hold(shared, journal, head)
             continue
         if registers.token_of(fence.name) == fence.token:
-            return  # The answer was lost.
+            return  # The answer to an earlier attempt was lost.
         uuid = build_uuid(rules.NOOP_PRODUCER, shared.ticks.tick(), Flags.ACK_TXN)
         conditions = rules.raise_fence(registers, fence)
         try:
@@ -39,7 +39,7 @@ async def raise_fence(shared: Shared, fence: Fence, writer_of: Callable[[], Awai
                 retry_timeout=shared.retry_timeout,
             )
         except RegisterMismatch:
-            continue  # Another fence was raised, or ours was and the answer was lost, or the registers were lost.
+            continue  # Another token was set, or ours was and the answer was lost, or the registers were lost.
         except NotAllowed:
             writer.leave()
             await writer.idle()

@@ -1,7 +1,7 @@
-"""Gaps in the sequences of a writer: writes that failed, and were not given again. Pure.
+"""Gaps in the sequences of a writer: failed writes that were not retried. Pure.
 
-A segment's registers have only the last durable sequence, and everything below it counts as durable. So nothing may be
-applied above a gap: a process that repeats the missing write would get a false answer that it is durable.
+A segment's registers have only the last durable sequence, and everything below it counts as durable. So no write above
+a gap may be applied: a later retry of the missing write would be discarded as a duplicate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coranto.streams.writer.units import WriteUnit
 
 
 class Gap(NamedTuple):
-    """A failed write. `order` and `place` are its unit's, and `error` is the cause."""
+    """A failed write. `order` and `place` are from its unit, and `error` is the cause."""
 
     sequence: int
     order: int
@@ -32,12 +32,12 @@ class Gaps:
         self._gaps: list[Gap] = []  # By sequence.
 
     def failed(self, unit: WriteUnit, error: CorantoError) -> None:
-        """Note a gap if the user gave the unit's sequence."""
+        """Add a gap for a failed unit with a sequence from the user."""
         if unit.sequence is not None:
             insort(self._gaps, Gap(unit.sequence, unit.order, unit.place, error), key=lambda gap: gap[:2])
 
     def given(self, unit: WriteUnit) -> None:
-        """Close the gaps with the unit's sequence. The unit gets the order of the first write that failed there."""
+        """Close the gaps that have the unit's sequence. The unit gets the order of the first failed write."""
         if not self._gaps or unit.sequence is None:
             return
         begin = bisect_left(self._gaps, unit.sequence, key=lambda gap: gap.sequence)

@@ -23,8 +23,8 @@ async def handshake(shared: Shared, journal: str) -> tuple[Registers, int]:
     """Return a segment's registers and its head. If it has content, the registers are held.
 
     This takes one empty append, or more if all brokers that had the registers are gone. If earlier processes may have
-    written under the same writer id, an empty segment takes two. Raises JournalNotFound, NotAllowed if the registers of
-    a sealed segment are lost, IndexHasGreaterOffset if they may be, and errors of the client.
+    written under the same writer id, an empty segment takes two appends. Raises JournalNotFound, NotAllowed if the
+    registers of a sealed segment are lost, IndexHasGreaterOffset if they may be lost, and errors of the client.
     """
     while True:
         result = await (shared.certain_barrier if shared.identity.stable else shared.barrier)(journal)
@@ -46,7 +46,7 @@ async def hold_registers(
     """Mark registers as held, like `hold`, but without the `Shared` of segment writers."""
     noop = events.acknowledgement(build_uuid(rules.NOOP_PRODUCER, ticks.tick(), Flags.ACK_TXN))
     conditions = rules.restore(head) if head else rules.hold()
-    with contextlib.suppress(RegisterMismatch):  # Another process has done it.
+    with contextlib.suppress(RegisterMismatch):  # Another process has marked them.
         await client.append(
             journal,
             noop,
@@ -60,9 +60,9 @@ async def hold_registers(
 async def ensure_held(
     client: JournalClient, journal: str, events: Framing[Any], ticks: ProducerClock, retry_timeout: float
 ) -> pb.LabelSet:
-    """Mark the registers of a segment as held, unless they are, so that no writer takes them for lost later.
+    """Mark the registers of a segment as held if they are not, so that no writer considers them lost later.
 
-    Returns the registers as they were found.
+    Returns the registers as they were before.
     """
     found = await client.append(journal, b"", retry_unknown=True, retry_timeout=retry_timeout)
     if not Registers.of(found.registers).held:

@@ -1,7 +1,7 @@
-"""Finding the place of a writer's events in a segment, if the answer to the append was lost.
+"""Finding the position of a writer's events in a segment, if the answer to the append was lost.
 
-A segment is read up to an end that an append has told. A broker that does not know yet that it has lost the journal may
-show less; the read then waits for the broker that has it.
+A segment is read up to an end that an append has reported. A broker that is no longer assigned the journal, but does
+not know it yet, may have less content; the read then waits for an assigned broker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coranto.messages.uuids import Flags, ProducerId
 from coranto.streams.model.events import EventFormat, TransactionEnd
 
 MIN_TIMEOUT_SECONDS = 20.0
-"""Minimum time of the search for the place of a durable unit, whatever the retry timeout.
+"""Minimum timeout of the search, whatever the retry timeout.
 
 It is longer than the ten seconds after which brokers list a store again for a reader that waits at a gap.
 """
@@ -60,7 +60,7 @@ async def find_transaction(
 ) -> tuple[int, int] | None:
     """Find the bytes [begin, end) of a transaction by its transaction end, `within` a range as for `find_append`.
 
-    Returns None if the transaction is not there, or in the same cases as `find_append`.
+    Returns None in the same cases as `find_append`.
     """
     started = -1
 
@@ -87,7 +87,7 @@ async def _found(
     match: Callable[[Envelope[E]], T | None],
     timeout_seconds: float,
 ) -> T | None:
-    """Find what `match` returns for a message, `within` a range of offsets, or to the head if that is empty."""
+    """Return the first result of `match` for messages `within` a range of offsets, or up to the head if it is empty."""
     begin, end = within.start, within.stop if within else 0
     try:
         async with (
@@ -100,5 +100,5 @@ async def _found(
                 if found is not None:
                     return found
     except (CorantoError, TimeoutError):
-        return None  # The caller reports that the place is not known.
+        return None  # The caller reports that the position is unknown.
     return None

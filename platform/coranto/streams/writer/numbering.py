@@ -7,15 +7,15 @@ from coranto.streams.model.events import MAX_SEQUENCE
 
 
 class Numbering:
-    """Numbers the events and transactions of one writer from 1. Only a `stable` writer, with an id, takes sequences."""
+    """Numbers the events and transactions of one writer from 1. Only a `stable` writer, with an id, has sequences."""
 
     def __init__(self, *, stable: bool) -> None:
         self.last = 0
         self._stable = stable
-        self._numbers_itself: bool | None = None  # True if the user gives no sequences; the first write decides.
+        self._numbers_itself: bool | None = None  # True if the user gives no sequences. The first write determines it.
 
     def next(self, sequence: int | None) -> int:
-        """Return the number of the next event or transaction, given with this sequence or none. Raises InvalidInput."""
+        """Return the number of the next event or transaction, whose `sequence` is the user's. Raises InvalidInput."""
         if sequence is not None:
             self.check(sequence)
         if self._numbers_itself is None:

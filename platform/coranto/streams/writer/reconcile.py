@@ -1,7 +1,7 @@
 """A writer's knowledge of a segment, and how it determines the outcome of its appends.
 
-A `Reconciler` decides which units are durable, which have failed, and which must be sent again. It decides this from
-answers, or from the segment's registers if answers are missing.
+A `Reconciler` determines which units are durable, which have failed, and which must be resent. It uses the answers, or
+the segment's registers if answers are missing.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Reconciler:
         self.registers: Registers | None = None
         """The registers to enter with; None before the first handshake."""
         self.entry: WriterEntry | None = None
-        """The writer's entry in the registers, once everything in flight is settled."""
+        """The writer's entry in the registers, once everything in flight is resolved."""
         self.entered = False
         """True once the registers had an entry of this session."""
         self.end = 0
-        """The beginning of a message, at or before the next append's beginning."""
-        self._reported_end = 0  # The furthest end of the segment that an append has told.
+        """An offset where a message begins, at or before the beginning of the next append."""
+        self._reported_end = 0  # The largest end of the segment that an append has reported.
         self._taken_from: int | None = None  # The session that this one continues.
         self.lineage = Lineage()
-        """The writer's traces in the segments before this one."""
+        """The writer's entries in the segments before this one."""
 
     def begin(self, registers: Registers, head: int, lineage: Lineage) -> None:
         """Begin from the registers and the head that the handshake found. Raises WriterExpired and WriterFenced."""
@@ -63,7 +63,7 @@ class Reconciler:
         self.lineage = lineage
         if identity.stable and entry is None and not shared.fresh and (registers.forgot or lineage.forgot):
             shared.dead = WriterExpired(
-                f"{self.segment.journal} has no entry of writer {identity.writer}, but has lost or given up "
+                f"{self.segment.journal} has no entry of writer {identity.writer}, but has lost or removed "
                 "entries: its earlier writes, if any, are unknown"
             )
             raise shared.dead
@@ -95,7 +95,7 @@ class Reconciler:
         self._succeed(attempt, attempt.result.begin, revision)
 
     def _succeed(self, attempt: Attempt, begin: int, revision: int) -> None:
-        """Settle the units of an attempt as durable. The first one is at `begin`, or at -1 if that is not known."""
+        """Resolve the units of an attempt as durable. The first unit begins at `begin`; -1 if that is unknown."""
         shared, segment = self._shared, self.segment
         for unit, sequence in zip(attempt.units, attempt.sequences, strict=True):
             end = begin + unit.size if begin >= 0 else -1
@@ -110,7 +110,7 @@ class Reconciler:
             begin = end
 
     def deduplicate(self, unit: WriteUnit) -> None:
-        """Settle a unit that an earlier attempt has made durable."""
+        """Resolve a unit that an earlier attempt has made durable."""
         segment = self.segment
         if unit.is_transaction:
             self._shared.find(unit, self._find(unit))
@@ -118,7 +118,7 @@ class Reconciler:
             self._shared.succeed(unit, EventPosition(segment.number, segment.journal, -1, -1, deduplicated=True))
 
     async def _find(self, unit: WriteUnit) -> None:
-        """Find an earlier attempt at a transaction, here or in a segment before, and settle the unit with its place."""
+        """Find an earlier attempt at a transaction, in this segment or before, and resolve the unit by it."""
         shared = self._shared
         assert unit.sequence is not None
         wanted = TransactionEnd(shared.identity.writer, unit.sequence)
@@ -145,7 +145,7 @@ class Reconciler:
         shared.fail(unit, self._no_position(unit.sequence))
 
     async def _end_of(self, segment: Segment) -> int:
-        """Return the end of a segment, which is not below anything that is durable; 0 if it cannot be found out."""
+        """Return an end of a segment that all its durable content is below; 0 if it cannot be determined."""
         if segment.sealed_at is not None:
             return segment.sealed_at
         try:
@@ -163,10 +163,7 @@ class Reconciler:
     # -- From the registers --------------------------------------------------------------------------------------------
 
     async def resolve_in_flight(self) -> None:
-        """Wait for all attempts in flight. Settle those known to be applied, and queue the rest to be sent again.
-
-        If a later append was applied, so were all before it.
-        """
+        """Wait for all attempts in flight. Resolve those known to be applied, and queue the rest to be resent."""
         attempts = list(self.queue.in_flight)
         if attempts:
             await asyncio.wait([attempt.task for attempt in attempts if attempt.task is not None])
@@ -175,7 +172,7 @@ class Reconciler:
             [self._reported_end, *(each.result.end for each in attempts if each.result is not None)]
         )
         for attempt in attempts[: last + 1]:
-            # An applied append is conditioned on all before it.
+            # Each append is conditioned on the one before. So if a later one was applied, this one was.
             await self._resolve_applied(attempt)
             self.queue.in_flight.popleft()
         self.queue.send_in_flight_again()
@@ -199,7 +196,7 @@ class Reconciler:
         self._succeed(attempt, -1 if begin is None else begin, -1)
 
     async def reconcile(self, registers: Registers, head: int) -> None:
-        """Settle units that the registers show as applied, and prepare to send the rest again."""
+        """Resolve units that the registers show as applied, and prepare to resend the rest."""
         identity = self._shared.identity
         status = rules.writer_status(registers, head, identity, self._taken_from)
         if status is WriterStatus.LOST:
@@ -212,7 +209,7 @@ class Reconciler:
             assert entry is not None
             await self._resolve_through(entry)
         elif status is WriterStatus.TAKEN_OVER:
-            # The former process may have appended more since. Plan the attempts again, based on its new entry.
+            # The earlier process may have appended more since. Plan the attempts again, based on its new entry.
             assert entry is not None
             if entry != self.entry:
                 self._continue_from(entry)
@@ -226,12 +223,12 @@ class Reconciler:
         self._check_fences(registers)
 
     async def _resolve_through(self, entry: WriterEntry) -> None:
-        """Settle by an entry of our session: the attempts that it covers were applied, and the rest were not."""
+        """Resolve by an entry of this session: attempts up to its clock were applied, and the rest were not."""
         while self.queue.again and self.queue.again[0].clock <= entry.clock:
             await self._resolve_applied(self.queue.again.popleft())
         if not self.entered or self.entry is None or entry.clock > self.entry.clock:
-            # The entry is from an abandoned attempt that was applied after all. Some units to send again may be
-            # that attempt's units, given again; and none of their attempts can be applied any more.
+            # The entry is from an abandoned attempt that was applied after all. Some units to resend may be retries
+            # of its units, and none of the attempts to resend can be applied any more.
             self.entry, self.entered = entry, True
             self.queue.plan_again()
 
@@ -273,7 +270,7 @@ class Reconciler:
         )
 
     async def resolve_sealed(self, registers: Registers, head: int) -> None:
-        """Settle by the registers of a sealed segment, which no longer change."""
+        """Resolve by the registers of a sealed segment, which no longer change."""
         identity = self._shared.identity
         self._reported_end = max(self._reported_end, head)
         status = rules.writer_status(registers, head, identity, self._taken_from)
@@ -295,19 +292,19 @@ class Reconciler:
     # -- Failing -------------------------------------------------------------------------------------------------------
 
     def refuse(self, attempt: Attempt, error: CorantoError) -> None:
-        """Fail an attempt by its own condition, without effect on others."""
+        """Fail an attempt whose own condition does not hold, without effect on other attempts."""
         for unit in attempt.units:
             self._shared.fail(unit, error)
 
     def fail_all(self, error: CorantoError) -> None:
-        """Fail all units: the first with the error, and those that may be durable as unknown."""
+        """Fail all units: the first with the error, and units that may be durable with an unknown outcome."""
         self.retry.progressed()  # Later units get the whole retry timeout again.
         failed = [(unit, attempt.doubtful) for attempt in self.queue.take_attempts() for unit in attempt.units]
         failed += [(unit, False) for unit in self.queue.take_units()]
         for number, (unit, doubtful) in enumerate(failed):
             self._shared.fail(unit, failure_of(error, doubtful=doubtful, first=number == 0))
 
-    # -- Its parts -----------------------------------------------------------------------------------------------------
+    # -- Sequences -----------------------------------------------------------------------------------------------------
 
     @property
     def planned_sequence(self) -> int:

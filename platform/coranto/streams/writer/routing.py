@@ -1,8 +1,8 @@
 """Routing of keys to segment writers, while segments are sealed and succeeded.
 
 A key's events go to the active segment that has the key. A segment that this writer has written to keeps its keys until
-it is left: until everything durable there is known, and the rest has been handed to its successors. A successor is
-written to only once this writer has left all segments before it. So each key stays in order.
+the writer leaves it: until it knows all durable units there, and has handed the others to the successors. A successor
+is written to only once this writer has left all segments before it. So the events of each key stay in order.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Routing:
 
     async def cancel(self, error: WriteError) -> None:
         while waiting := [writer for writer in self.writers if not writer.is_closed]:
-            for writer in waiting:  # One may hand units over to others in between.
+            for writer in waiting:  # A writer may hand units to a closed one, which is then open again.
                 await writer.cancel(error)
 
     # -- For segment writers -------------------------------------------------------------------------------------------
@@ -135,8 +135,8 @@ class Routing:
         if registers.held:
             self._sealed[segment.number] = registers
             return registers, result.end
-        # The registers were lost for good, or never held. A broker that took the segment over after the loss may return
-        # 0 as its end. The final offset or stored fragments then show that there is content, so they were lost.
+        # The registers were lost permanently, or never held. A broker that took the segment over after the loss may
+        # return 0 as its end. If the final offset or stored fragments show that there is content, they were lost.
         if segment.sealed_at is not None:
             return registers, segment.sealed_at
         return registers, max(result.end, await self._shared.client.head(segment.journal))

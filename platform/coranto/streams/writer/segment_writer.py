@@ -1,15 +1,15 @@
 """One writer in one segment: an ordered queue of units, and up to W appends in flight.
 
 Every append is conditioned on the entry that the previous one leaves in the registers
-(`coranto.streams.model.registers`). So appends that overtake each other on the network are refused, and sent again in
-order; and an append that is sent twice is applied once. If anything fails, nothing more is sent until everything in
-flight has been answered or abandoned. Then the registers show the applied units, and the rest is sent again.
+(`coranto.streams.model.registers`). So appends that arrive out of order are refused, and resent in order; and an append
+that is sent twice is applied once. If an append fails, nothing more is sent until everything in flight has been
+answered or abandoned. Then the registers show the applied units, and the rest is resent.
 
-A segment that is sealed or gone is left: units that are not durable there go to its successors, in order.
+The writer leaves a segment that is sealed or gone: units that are not durable there go to its successors, in order.
 
-While everything succeeds, the writer is *steady*: appends follow one another without a task that drives them. A
-transaction is sent from the very call that commits it, and the answer to one append sends the next. In all other
-situations a task drives the writer, until it is steady again or has nothing to do.
+While all appends succeed, the writer is *steady*: no task drives it. The call that commits a transaction sends it, and
+the answer to one append sends the next. In all other situations a task drives the writer, until it is steady again or
+has nothing to do.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Router(Protocol):
     """The part of the stream writer that a segment writer needs."""
 
     async def unblocked(self, writer: SegmentWriter) -> None:
-        """Wait until all segments before this writer's that the stream writer has written to are left."""
+        """Wait until the stream writer has left all segments before this writer's that it has written to."""
         ...
 
     async def lineage(self, writer: SegmentWriter, has_entry: bool) -> Lineage:
@@ -51,7 +51,7 @@ class Router(Protocol):
         ...
 
     def before(self, segment: Segment, place: int) -> Sequence[Segment]:
-        """Return the remaining segments before one that had a place in the key space, the latest first."""
+        """Return the remaining segments before `segment` that had a place in the key space, the latest first."""
         ...
 
     async def left(self, writer: SegmentWriter) -> Segment | None:
@@ -62,7 +62,7 @@ class Router(Protocol):
         ...
 
     def take_over(self, writer: SegmentWriter, units: Iterable[WriteUnit], registers: Registers | None) -> None:
-        """Remove a writer that has left its segment, and hand its units to the writers that have their keys now."""
+        """Remove a writer that has left its segment, and hand its units to the current writers of their keys."""
         ...
 
 
@@ -110,19 +110,19 @@ class SegmentWriter:
             await asyncio.wait((self._driver,))
 
     def adopt(self, units: Iterable[WriteUnit]) -> None:
-        """Queue units of a segment that was left, in the order that the stream writer received them."""
-        self._closed = False  # If it was closed, it must be closed again.
+        """Queue units of a segment that was left, in the order in the stream writer."""
+        self._closed = False  # A closed writer must then be closed again.
         self._queue.insert(units)
         if self._queue.units:
             self._drive()
 
     def leave(self) -> None:
-        """Begin to leave a sealed segment, after settling everything in flight."""
+        """Begin to leave a sealed segment, after everything in flight is resolved."""
         self._leaving = True
         self._drive()
 
     async def prepare(self) -> None:
-        """Make contact with the segment if needed, so that a commit then takes only one append."""
+        """Make the handshake with the segment if needed, so that a commit takes only one append."""
         await self._router.unblocked(self)
         await self._ensure_handshake()
 
@@ -143,7 +143,7 @@ class SegmentWriter:
                 attempt.task.cancel()
                 await asyncio.gather(attempt.task, return_exceptions=True)
                 if attempt.append is not None:
-                    attempt.append.abort()  # The task may not have done it.
+                    attempt.append.abort()  # The task may not have aborted it.
                 attempt.doubtful |= attempt.result is None
         while queue.in_flight and queue.in_flight[0].result is not None:
             self._reconciler.applied(queue.in_flight.popleft())
@@ -153,7 +153,7 @@ class SegmentWriter:
 
     @property
     def _is_steady(self) -> bool:
-        """True if appends follow one another, driven only by their answers."""
+        """True if only commits and answers drive the appends."""
         return (
             self._reconciler.entered
             and self._driver is None
@@ -164,7 +164,7 @@ class SegmentWriter:
         )
 
     def submit(self, unit: WriteUnit) -> None:
-        """Queue a unit after all others that were given before."""
+        """Queue a unit in its order, to be sent soon."""
         self._queue.append(unit)
         if not self._is_steady:
             self._drive()
@@ -183,7 +183,7 @@ class SegmentWriter:
             self._drive()
 
     def _answered(self) -> None:
-        """Settle answered appends in order, and send the next ones."""
+        """Resolve answered appends in order, and send the next ones."""
         if self._driver is not None or self._closed:
             return
         in_flight = self._queue.in_flight
@@ -205,7 +205,7 @@ class SegmentWriter:
             self._driver = asyncio.create_task(self._run(), name=f"write {self.segment.journal}")
 
     async def _run(self) -> None:
-        """Do contact, recovery and leaving, until appends follow one another again or there is nothing to do."""
+        """Do the handshake, recovery and leaving, until the writer is steady or has nothing to do."""
         try:
             await asyncio.sleep(0)  # Units that arrive together are sent together.
             await self._router.unblocked(self)
@@ -228,7 +228,7 @@ class SegmentWriter:
         if self._is_steady:
             self._sender.send()
         elif self._queue.units and not self._closed:
-            self._drive()  # The stream writer may have been fenced; nothing else would fail these.
+            self._drive()  # The stream writer may have been fenced; nothing else would fail these units.
 
     def _fail(self, error: CorantoError) -> None:
         """Fail all units; if the segment was being left, finish leaving it."""
@@ -269,7 +269,7 @@ class SegmentWriter:
 
     async def _ensure_handshake(self) -> None:
         async with self._handshake_lock:
-            # Later registers could tell otherwise: a process that continues this writer's id has added an entry.
+            # A fenced writer would otherwise find the entry of the process that fenced it, and continue from it.
             self._shared.require_alive()
             if self._reconciler.registers is not None:
                 return
@@ -282,7 +282,7 @@ class SegmentWriter:
     # -- After errors ------------------------------------------------------------------------------------------------
 
     async def _recover(self) -> None:
-        """Recover from errors of attempts that must be sent again. Nothing is in flight."""
+        """Recover from errors of attempts that must be resent. Nothing is in flight."""
         again = self._queue.again
         if not again:
             return
@@ -307,7 +307,7 @@ class SegmentWriter:
         await self._reconciler.reconcile(registers, head)
         again = self._queue.again
         for attempt in again:
-            attempt.error = None  # It refers to older registers. Not all are sent again before the next error.
+            attempt.error = None  # It refers to older registers. Some may not be resent before the next error.
         if isinstance(error, WrongAppendOffset) and again and again[0] is first:
             again.popleft()
             expected = first.units[0].expected_offset
@@ -329,7 +329,7 @@ class SegmentWriter:
     # -- Leaving -------------------------------------------------------------------------------------------------------
 
     async def _leave(self) -> None:
-        """Leave a sealed or missing segment: settle doubtful attempts, and hand over the rest. Nothing is in flight."""
+        """Leave a sealed or missing segment: resolve doubtful attempts, hand over the rest. Nothing is in flight."""
         segment = await self._router.left(self)
         registers: Registers | None = None
         if segment is not None:
@@ -353,15 +353,15 @@ class SegmentWriter:
         raise _Leave
 
     async def _last_registers(self, segment: Segment) -> tuple[Registers, int]:
-        """Return the registers of a sealed segment, and a former end of its content.
+        """Return the registers of a sealed segment, and an end of its content at some time.
 
-        A broker that took the segment over after the loss of all brokers with its content has no registers, and says
-        so for a sealed journal. If attempts are doubtful, the call also checks that this answer is certain. Raises
-        IndexHasGreaterOffset if it is not certain, and JournalNotFound.
+        A broker that took the segment over after the loss of all brokers with its content returns no registers. If
+        attempts are doubtful, the call checks that there really are none. Raises IndexHasGreaterOffset if that is not
+        certain, and JournalNotFound.
         """
         journal, revision = segment.journal, segment.mod_revision
         try:
             result = await self._shared.barrier(journal, revision, held=self._queue.is_doubtful)
-        except RegisterMismatch:  # It is certain that there are none.
+        except RegisterMismatch:  # There certainly are none.
             result = await self._shared.barrier(journal, revision)
         return Registers.of(result.registers), max(result.end, self._reconciler.end)

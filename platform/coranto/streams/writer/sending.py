@@ -1,8 +1,8 @@
 """Sending a writer's appends to one segment, from a queue of units, up to W at a time.
 
-A `Sender` takes units from the queue, plans attempts to append them, and sends these. Everything between a commit and
-its append is here, and everything between the answer and its waiter is in `Reconciler.applied`. This code is the cost
-of a transaction over a plain append.
+A `Sender` takes units from the queue, plans attempts to append them, and sends the attempts. The path from a commit to
+its append is here, and the path from the answer to the waiter is in `Reconciler.applied`. Both are the overhead of a
+transaction compared to a plain append.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Sender:
     def _next_units(self) -> tuple[list[WriteUnit], list[int]]:
         """Take the next units for one append from the queue, and return them with their sequences.
 
-        Units that are durable already are settled instead, and units above a gap fail.
+        Units that are already durable are resolved instead, and units above a gap fail.
         """
         units: list[WriteUnit] = []
         sequences: list[int] = []
@@ -79,7 +79,7 @@ class Sender:
                     self._shared.fail(queue.units.popleft(), failure_after(gap))
                     continue
             elif units or queue.in_flight or queue.again:
-                break  # An earlier attempt at this unit may be among those.
+                break  # An earlier attempt at this unit may be among them.
             else:
                 queue.units.popleft()
                 reconciler.deduplicate(unit)
@@ -108,7 +108,7 @@ class Sender:
     def _parameters(self, attempt: Attempt, before: WriterEntry | None) -> pb.AppendRequest | None:
         """Return the parameters of the append, with its conditions.
 
-        Returns None if a condition certainly does not hold; then the unit has failed.
+        Returns None, and fails the unit, if a condition certainly does not hold.
         """
         unit, after = attempt.units[0], attempt.after.encode()
         if before is not None and not unit.is_conditional:
@@ -138,11 +138,11 @@ class Sender:
                 registers=not held,
                 within=attempt.units[0].span,
             )
-            attempt.append.begin()  # Before the task, so that it is under way while the task stamps the content.
+            attempt.append.begin()  # Before the task, so that the call is open while the task stamps the content.
         attempt.task = asyncio.create_task(self._attempt(attempt))
         self._queue.in_flight.append(attempt)
 
-    # -- Under way -----------------------------------------------------------------------------------------------------
+    # -- In flight -----------------------------------------------------------------------------------------------------
 
     async def _attempt(self, attempt: Attempt) -> None:
         await self._append(attempt)

@@ -43,7 +43,7 @@ class Shared:
     sequence: int = -1
     """The largest sequence that was used so far."""
     dead: WriteError | None = None
-    """The error that ended this writer: nothing more can be appended under its id."""
+    """The error that ended this writer, which can append nothing more."""
     failure: CorantoError | None = None
     """The error of the first plain event that failed since the last `flush`."""
     ends: dict[int, int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Shared:
     gaps: Gaps = field(default_factory=Gaps)
     pending_bytes: int = 0
     resolved: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever a unit was settled."""
+    """Set whenever a unit is resolved."""
     stamper: Stamper = field(init=False)
     _finding: dict[asyncio.Task[None], WriteUnit] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class Shared:
             raise self.dead
 
     def taken(self, unit: WriteUnit) -> None:
-        """Count a unit that was given to the writer, and close the gap that it fills."""
+        """Count a unit that the writer was given, and close the gap that it fills."""
         self.gaps.given(unit)
         if self.tracer is not None:
             unit.span = self.tracer.span("publish", self.stream, "PRODUCER", bytes=unit.size, events=len(unit.events))
@@ -85,20 +85,20 @@ class Shared:
         if unit.span is not None:
             unit.span.end(error)
         self.counters.failed(unit, error)
-        if not isinstance(error, (PreconditionFailed, PositionUnknown)):  # The caller decides again; it is durable.
+        if not isinstance(error, (PreconditionFailed, PositionUnknown)):  # The caller decides again, or it is durable.
             self.gaps.failed(unit, error)
         if not unit.is_transaction:
             self.failure = self.failure or error
         if not unit.done.done():
             unit.done.set_exception(error)
-            unit.done.exception()  # Callers may leave failures to `flush`; so mark it as retrieved.
+            unit.done.exception()  # `flush` may report it instead, so mark it as retrieved.
 
     def _discount(self, unit: WriteUnit) -> None:
         self.pending_bytes -= unit.size
         self.resolved.set()
 
     def find(self, unit: WriteUnit, work: Coroutine[Any, Any, None]) -> None:
-        """Start `work` as a task, which settles a unit that has left all segment writers."""
+        """Start `work` as a task. It resolves a unit that is no longer in a segment writer."""
         task = asyncio.create_task(work)
         self._finding[task] = unit
         task.add_done_callback(self._found)
@@ -125,10 +125,10 @@ class Shared:
                 )
 
     async def barrier(self, journal: str, min_revision: int = 0, *, held: bool = False) -> AppendResult:
-        """Return a journal's registers and head by an empty append, after everything that was appended before.
+        """Return a journal's registers and head by an empty append, which is ordered after all earlier appends.
 
-        With `held`, raises RegisterMismatch if there are no registers, and IndexHasGreaterOffset if that is not certain
-        because they may be lost. Both also hold for read-only journals.
+        With `held`, raises RegisterMismatch if there certainly are no registers, and IndexHasGreaterOffset if they may
+        be lost. Works for read-only journals, too.
         """
         return await self.client.append(
             journal,
@@ -140,10 +140,10 @@ class Shared:
         )
 
     async def certain_barrier(self, journal: str, min_revision: int = 0) -> AppendResult:
-        """Like `barrier`, but if there are no registers, that is certain. Raises IndexHasGreaterOffset if it is not.
+        """Make a `barrier`, and check that missing registers do not exist. Raises IndexHasGreaterOffset otherwise.
 
-        A broker that took a sealed journal over from brokers that are away answers `barrier` as if the journal were
-        empty. When they return, the registers and the content are there again.
+        A broker that took a sealed journal over from unavailable brokers answers `barrier` as if the journal were
+        empty. When those brokers return, the registers and the content are there again.
         """
         result = await self.barrier(journal, min_revision)
         if not result.registers.labels:

@@ -11,7 +11,7 @@ T = TypeVar("T")
 class ShieldedFuture(asyncio.Future[T]):
     """A future with the effect of `asyncio.shield`, whose waiters continue one turn of the loop after it is done.
 
-    A shield takes one turn more, and every commit would wait for that.
+    A shield would add one more turn to every commit.
     """
 
     def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
@@ -19,7 +19,7 @@ class ShieldedFuture(asyncio.Future[T]):
         self._waiters: list[asyncio.Future[None]] = []
 
     async def outcome(self) -> T:
-        """Wait for the result and return it, or raise the error. Cancelling this leaves the future as it is."""
+        """Wait for the result and return it, or raise the error. A cancellation does not change the future."""
         if not self.done():
             waiter: asyncio.Future[None] = self.get_loop().create_future()
             self._waiters.append(waiter)

@@ -1,4 +1,4 @@
-"""Fast stamping of a writer's events: it makes the same bytes as the event format, in less time.
+"""Fast stamping of a writer's events, with the same bytes as the event format.
 
 A commit waits while its events are stamped. A writer's UUIDs differ only in clock and flags, and its transaction ends
 only in UUID and sequence. So for the built-in formats, only these parts are filled in, without intermediate objects.
@@ -129,7 +129,7 @@ class _BytesStamper(Stamper):
 
 
 def stamper_of(events: EventFormat[Any], producer: ProducerId, writer: str) -> Stamper:
-    """Return the fastest stamper that makes exactly the bytes of this format."""
+    """Return the fastest stamper with exactly the bytes of this format."""
     if type(events) is JsonEvents:  # Subclasses may stamp differently.
         return _JsonStamper(events, producer, writer)
     if type(events) is BytesEvents:

@@ -1,8 +1,8 @@
 """`StreamWriter`: writes events and transactions on one routing key, each exactly once.
 
 The writer accepts events immediately and appends them in the background: in order per routing key, and each exactly
-once, across failures of connections, brokers and segments. With a `writer_id` and sequences given by the user,
-this holds across processes, too.
+once, across failures of connections, brokers and segments. With a `writer_id` and the user's sequences, this holds
+across processes, too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from coranto.streams.writer.units import CommitResult, EventPosition, WriteUnit
 E = TypeVar("E")
 
 MAX_TRANSACTION_BYTES: Final = 16 << 20
-"""The most bytes of an event, or of a transaction with its end, including all framing."""
+"""Maximum bytes of an event, or of a transaction with its end, including all framing."""
 DEFAULT_BATCH_BYTES: Final = 1 << 20
 DEFAULT_PENDING_BYTES: Final = 64 << 20
 DEFAULT_IN_FLIGHT: Final = 8
@@ -60,8 +60,8 @@ _KNOWN_KEYS = 1 << 14
 class StreamWriter(Generic[E]):
     """A writer of a stream. Use as `async with StreamWriter(client, "orders") as writer:`, on one event loop.
 
-    Leaving the block waits for all writes (see `close`). Cancelling a task that waits for a result
-    does not stop the write. Safe for many tasks.
+    Leaving the block waits for all writes (see `close`). Cancelling a task that waits for a result does not stop the
+    write. Safe for many tasks.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class StreamWriter(Generic[E]):
 
         `writer_id` names a writer that successive processes continue: a later process fences off the earlier one. If
         the stream has forgotten the state of such a writer, writing raises WriterExpired; with `fresh`, the writer
-        continues, and assumes that its earlier writes are settled. Up to `in_flight` appends per segment are in flight;
-        an append of several events or transactions has at most `batch_bytes`. `drain` waits while more than
+        continues, and assumes that its earlier writes are resolved. Up to `in_flight` appends per segment are in
+        flight; an append of several events or transactions has at most `batch_bytes`. `drain` waits while more than
         `pending_bytes` are not resolved. Appends are retried for `retry_timeout` seconds.
         """
         if writer_id is not None:
@@ -116,7 +116,7 @@ class StreamWriter(Generic[E]):
         self._routing: Routing | None = None
         self._notes: TimeMarkWriter | None = None
         self._closed = False
-        self._end_bytes = 0  # Of a transaction.
+        self._end_bytes = 0  # The size of a transaction end.
         self._places: dict[str, int] = {}
         self._numbering = Numbering(stable=self.identity.stable)
         self._tally = WriterCounters(self.metrics, self.stream, self.identity.writer, self._clock)
@@ -138,7 +138,7 @@ class StreamWriter(Generic[E]):
     async def open(self) -> None:
         """Open the writer, as entering the block does. Nothing is appended."""
         if self._routing is not None or self._closed:
-            raise WriterClosed("a writer is opened once; make another")
+            raise WriterClosed("a writer is opened once; create another")
         try:
             stream = decode(await self._client.list(segments_selector(self.stream)))
         except StreamNotFound:
@@ -199,8 +199,8 @@ class StreamWriter(Generic[E]):
     ) -> asyncio.Future[CommitResult]:
         """Append events of one key in the background as a transaction: all or nothing, and contiguous.
 
-        The other arguments are as in `transaction`. The transaction is under way when this returns. More can be written
-        before it is committed: this is how to pipeline transactions of one key.
+        The other arguments are as in `transaction`. Returns without waiting for the commit, so that transactions of one
+        key can be pipelined.
         """
         encode, encoded = self._encoder.encode, list[bytes]()
         size = self._end_bytes
@@ -248,10 +248,10 @@ class StreamWriter(Generic[E]):
         self._notes.note(time)
 
     async def flush(self) -> None:
-        """Wait until everything written so far is settled, and times that were noted are in the stream.
+        """Wait until everything written so far is resolved, and noted times are in the stream.
 
-        If events failed since the last `flush`, raises the error of the first one. Errors of transactions are raised
-        only by these.
+        If events failed since the last `flush`, raises the first error. The errors of transactions are raised only by
+        the transactions.
         """
         shared = self._ready
         await self._wait_resolved()
@@ -262,7 +262,7 @@ class StreamWriter(Generic[E]):
             raise failure
 
     async def drain(self) -> None:
-        """Wait until no more than the limit of pending bytes is unsettled. Call it between writes to bound memory."""
+        """Wait until the pending bytes are within their limit. Call it between writes to bound memory."""
         shared = self._ready
         while shared.pending_bytes > self._pending_bytes:
             shared.resolved.clear()
@@ -270,7 +270,7 @@ class StreamWriter(Generic[E]):
 
     @property
     def pending_bytes(self) -> int:
-        """The bytes that were written and are not settled yet."""
+        """The bytes of all writes that are not resolved yet."""
         return self._shared.pending_bytes if self._shared is not None else 0
 
     async def last_sequence(self, key: str) -> int:
@@ -299,10 +299,10 @@ class StreamWriter(Generic[E]):
     # -- Closing -------------------------------------------------------------------------------------------------------
 
     async def close(self, deadline: float = CLOSE_SECONDS) -> None:
-        """Abort open transactions, and wait up to `deadline` seconds for the rest.
+        """Abort open transactions, and wait up to `deadline` seconds for other writes.
 
-        Unsettled events and transactions then fail: with CommitUnknown if they may be durable, otherwise
-        with WriterClosed.
+        Events and transactions that are not resolved by that time fail: with CommitUnknown if they may be durable,
+        otherwise with WriterClosed.
         """
         self._closed = True
         await self._open.close()
@@ -352,7 +352,7 @@ class StreamWriter(Generic[E]):
             transaction.fence,
         )
 
-    # -- Their parts ---------------------------------------------------------------------------------------------------
+    # -- Internals -----------------------------------------------------------------------------------------------------
 
     def place(self, key: str) -> int:
         """Return the place of a routing key in the key space."""
@@ -439,7 +439,7 @@ class StreamWriter(Generic[E]):
             )
 
     async def _writer_after_handshake(self, place: int) -> SegmentWriter:
-        """Return the writer of a place's segment, after contact with the segment. Raises the error that prevents it."""
+        """Return the writer of a place's segment, after its handshake. Raises errors of the handshake."""
         while True:
             self._ready.require_alive()
             writer = self._ready_routing.route(place)
@@ -452,7 +452,7 @@ class StreamWriter(Generic[E]):
                 await writer.idle()
 
     async def _wait_resolved(self) -> None:
-        """Wait until everything written so far is settled."""
+        """Wait until everything written so far is resolved."""
         shared, last = self._ready, self._numbering.last
         while min([shared.oldest_found, *(writer.oldest for writer in self._ready_routing.writers)]) <= last:
             shared.resolved.clear()

@@ -18,7 +18,7 @@ _log = structlog.get_logger(__name__)
 
 
 class TimeMarkWriter:
-    """Appends a mark for each time that one writer notes. If they arrive faster than appends, only for the latest."""
+    """Appends a mark for each time that a writer notes. Of times noted during an append, only the largest."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class TimeMarkWriter:
         resolved: Callable[[], Awaitable[None]],
         positions: Callable[[], Mapping[int, int]],
     ) -> None:
-        """`resolved` waits until everything written so far is resolved; `positions` returns its ends by segment."""
+        """`resolved` waits until all writes so far are resolved; `positions` returns their ends by segment."""
         self._shared = shared
         self._journal = marks_journal(stream)
         self._resolved = resolved
@@ -37,7 +37,7 @@ class TimeMarkWriter:
         self._task: asyncio.Task[None] | None = None
 
     def note(self, time: float) -> None:
-        """Note a time once everything written so far is settled. A smaller time than before has no effect."""
+        """Note a time once everything written so far is resolved. A smaller time than before has no effect."""
         self._wanted = time if self._wanted is None else max(time, self._wanted)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"marks on {self._journal}")
@@ -81,5 +81,5 @@ class TimeMarkWriter:
                 retry_timeout=shared.retry_timeout,
             )
         except CorantoError as error:
-            # Watermarks come later or not at all; no event is affected.
+            # Watermarks are delayed or missing; events are not affected.
             _log.warning("stream_writer.time_mark_failed", journal=self._journal, error=str(error))

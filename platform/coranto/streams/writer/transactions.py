@@ -1,7 +1,7 @@
 """Transactions on one routing key.
 
-A transaction collects events in this process. Its commit is one append: before it, nothing of the transaction is in the
-stream; after it, all or nothing is. Its states:
+A transaction collects events in this process. Its commit is one append, which writes all of its events or nothing. Its
+states:
 
 ::
 
@@ -117,10 +117,10 @@ TABLE: Final[Mapping[tuple[TransactionState, TransactionEvent], tuple[Transactio
 def transition(
     state: TransactionState, call: TransactionEvent, *, name: str, timeout: float
 ) -> tuple[TransactionState, TransactionAction]:
-    """Return the state after an event, and the next action, for a transaction that messages call `name`.
+    """Return the state after an event, and the action to take. Errors call the transaction `name`.
 
     Raises TransactionStateError for an event that the state refuses, and TransactionTimeout if the transaction was open
-    for more than `timeout` seconds. The state is then the one before.
+    for more than `timeout` seconds. The state then does not change.
     """
     after, action = TABLE[state, call]
     if action is TransactionAction.REFUSE:
@@ -257,7 +257,7 @@ class Transaction(Generic[E]):
         if self._state is TransactionState.OPEN and self._writer.now() >= self.deadline:
             self._apply(TransactionEvent.EXPIRE)
 
-    # -- Its parts -----------------------------------------------------------------------------------------------------
+    # -- Internals -----------------------------------------------------------------------------------------------------
 
     def _call(self, call: TransactionEvent) -> TransactionAction:
         self.expire_if_due()

@@ -27,8 +27,8 @@ _OUTSIDE: Final = Flags.OUTSIDE_TXN.value
 class EventPosition(NamedTuple):
     """The position of an event: bytes [begin, end) of a segment's journal.
 
-    Both are -1 if the event is durable but its place is not known. This happens if an earlier attempt wrote it
-    (`deduplicated`), or if the journal cannot be read.
+    Both offsets are -1 if the event is durable but its position is unknown: if an earlier attempt wrote it
+    (`deduplicated`), or the journal cannot be read.
     """
 
     segment: int
@@ -41,7 +41,7 @@ class EventPosition(NamedTuple):
 class CommitResult(NamedTuple):
     """A committed transaction: bytes [begin, end) of a segment's journal, including its transaction end.
 
-    `mod_revision` is etcd's revision as the broker knew it. `deduplicated` means that an earlier attempt committed the
+    `mod_revision` is the etcd revision that the broker knew. `deduplicated` means that an earlier attempt committed the
     transaction. A transaction without events has only a `key_hash`: its journal is empty, and its other numbers are -1.
     """
 
@@ -64,7 +64,7 @@ Done: TypeAlias = asyncio.Future[EventPosition] | asyncio.Future[CommitResult]
 class WriteUnit:
     """One event or transaction. `order` numbers all units of a stream writer, and `place` is the place of its key.
 
-    `sequence` is the one that the user gave, if any. `size` is in bytes of the journal. `begun` is when the commit of
+    `sequence` is from the user, if any. `size` is in bytes of the journal. `begun` is when the commit of
     a transaction began, in monotonic seconds.
     """
 
@@ -156,7 +156,7 @@ class Attempt:
 
     @property
     def content(self) -> bytes:
-        """The bytes of the append. They are made at the first access, when the append is under way already."""
+        """The bytes of the append. They are stamped at the first access, when the append has already begun."""
         if self._content is None:
             self._content = self._stamped()
         return self._content
@@ -176,7 +176,7 @@ class Attempt:
 
     @property
     def is_answered(self) -> bool:
-        """True if it was sent, and was applied or had an error."""
+        """True if it was sent, and has succeeded or failed."""
         return self.result is not None or self.error is not None
 
     def _stamped(self) -> bytes:

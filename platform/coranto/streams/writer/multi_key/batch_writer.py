@@ -18,10 +18,10 @@ E = TypeVar("E")
 
 
 class BatchWriter(MultiKeyWriter[E], Generic[E]):
-    """A multi-key writer that also commits numbered batches. One task at a time may commit these."""
+    """A multi-key writer that also commits numbered batches. Only one task at a time may commit batches."""
 
     async def last_batch(self, writer: str) -> LastBatch:
-        """Return the last batch of a writer that is decided, once all of its acknowledgements are appended."""
+        """Return the last decided batch of a writer, after appending its missing acknowledgements."""
         gate = await self._log.decisions.gate()
         await self._log.decisions.finish(gate)
         return last_batch_of(gate, writer)
@@ -31,20 +31,21 @@ class BatchWriter(MultiKeyWriter[E], Generic[E]):
         return records_of(self._log.decisions, last, writer)
 
     async def take_turn(self, behind: LastBatch, writer: str, process: str, *, dead: str = "") -> LastBatch | None:
-        """Announce the next batch, before it is committed with `in_turn`: other processes that do so wait for it.
+        """Announce the next batch, to be committed with `in_turn`. Other processes that take turns wait for it.
 
-        Returns `behind` as it is now. Its `turn` begins with `<number>.<process>.` of the process that is to commit the
-        next batch. Returns None if that is decided already. A turn that is `dead` is taken over.
+        Returns `behind` with the current turn. Its `turn` begins with `<number>.<process>.`, where the process is the
+        one to commit the next batch. Returns None if the next batch is already decided. A turn that equals `dead` is
+        replaced.
         """
         nonce = self._log.entropy(6).hex()
         return await take_turn(self._log.decisions, behind, writer, process, nonce, dead)
 
     async def commit_batch(self, batch: NumberedBatch, keys: Sequence[str], events: Sequence[bytes]) -> LastBatch:
-        """Commit a batch of encoded events, given behind their keys, unless its number is decided already.
+        """Commit a batch of encoded events with these keys, unless its number is already decided.
 
         A batch without events is decided, too. Commit the next one only if the result is `visible`; otherwise call
-        `last_batch` first. Raises Fenced if another process has decided the batch: nothing of this one is or will be
-        committed. After CommitUnknown, and after a cancellation, `last_batch` returns the batch that is decided. Raises
+        `last_batch` first. Raises Fenced if another process has decided the batch: then no event of this call is or
+        will be committed. After CommitUnknown or a cancellation, `last_batch` shows which batch is decided. Raises
         StreamSealed, TransactionTimeout and errors of the client, after which nothing is committed.
         """
         result = await self._attempts(keys, events, batch)

@@ -2,8 +2,8 @@
 
 The processes append events as pending to the segments of their keys, each under its own producer ids, and report
 their appends to one process (`BulkPart`). That process commits like a multi-key transaction: it appends a decision with
-all acknowledgements to `<stream>/transactions`, on the condition that the gate is unchanged, and
-then the acknowledgements to the segments. Segments may be split, merged and sealed in the meantime:
+all acknowledgements to `<stream>/transactions`, on the condition that the gate is unchanged, and then the
+acknowledgements to the segments. Segments may be split, merged and sealed in the meantime:
 
 - before the decision: parts in sealed segments are moved to the successors (`bulk_parts.py`), and the decision is tried
   again with the new gate;
@@ -11,13 +11,13 @@ then the acknowledgements to the segments. Segments may be split, merged and sea
 
 **Batches.** A writer that numbers its transactions, such as a streaming query, commits each number once. A register of
 the journal of decisions holds the number and the name of its last transaction,
-`coranto.dev/batch/<writer>` = `<batch>.<transaction>`, and `.done` behind it once the acknowledgements are in their
-segments. Another one has a digest of its content (`batch_content.py`). The decision and the registers are one append,
-on the condition that the first is as it was read.
+`coranto.dev/batch/<writer>` = `<batch>.<transaction>`, followed by `.done` once the acknowledgements are in their
+segments. Another register has a digest of the content (`batch_content.py`). The decision and the registers are one
+append, on the condition that the first register is unchanged.
 
-A writer whose batches come in no order, such as named jobs, keeps the numbers of all batches but the last one elsewhere
-(`KeptBatches`). Before another batch is decided, it gets the register's number. Such a writer gets its
-register before its first batch (`enlist`), with the unused batch number 0. So a missing register reveals a loss.
+A writer whose batches have no order, such as named jobs, stores the numbers of all batches but the last one elsewhere
+(`KeptBatches`): before another batch is decided, the register's number is stored there. Such a writer gets its register
+before its first batch (`enlist`), with the unused batch number 0. So a missing register reveals a loss.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from coranto.streams.writer.multi_key.decision_log import DecisionLog, StreamSna
 
 DEFAULT_RETRY_TIMEOUT: Final = 60.0
 _NONE_YET: Final = "0.0.done"
-"""The register of a writer that is enlisted."""
+"""The register of a newly enlisted writer."""
 _VALUE: Final = re.compile(r"(\d{1,18})\.([0-9a-f]{1,64})(\.done)?")
 _CONCURRENCY: Final = 16
 
@@ -71,9 +71,9 @@ _log = structlog.get_logger(__name__)
 
 
 KeptBatches = Callable[[int], Awaitable[bool]]
-"""Keeps the number of a writer's last batch permanently, except for 0, which stands for none.
+"""Stores the number of a writer's last batch permanently, except for 0, which means none.
 
-Returns True if it already keeps the current batch's number."""
+Returns True if the number of the current batch is already stored."""
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class BulkCommitter:
         """The last batch of each writer, when the stream was prepared."""
 
     async def prepare(self) -> Stream:
-        """Return the stream, ready to be appended to. Carries out what other writers decided but did not finish.
+        """Return the stream, ready for appends. Finishes the decided transactions of other writers.
 
         Raises StreamNotFound, StreamSealed, InvalidInput for a stream whose events are not lines of JSON, and errors of
         the client.
@@ -140,12 +140,12 @@ class BulkCommitter:
         return stream
 
     async def last_batch(self, writer: str) -> int | None:
-        """Return the number of a writer's last batch that is decided; None if there is none."""
+        """Return the number of a writer's last decided batch; None if there is none."""
         value = labels.value_of((await self._decisions.gate()).registers, BATCH_REGISTER + writer)
         return _parsed(value).batch if value else None
 
     async def enlist(self, writer: str) -> None:
-        """Give a writer whose batches are kept its register, unless it has one. Its last batch is 0 then."""
+        """Create the register of a writer with `KeptBatches`, unless it exists. Its last batch is then 0."""
         validate_batch_writer(writer)
         missing = labels.label_selector(include=[(HELD_LABEL, "")], exclude=[(BATCH_REGISTER + writer, "")])
         with contextlib.suppress(RegisterMismatch):  # It has one.
@@ -164,18 +164,21 @@ class BulkCommitter:
         digest: str = "",
         planned_behind: int | None = None,
     ) -> bool:
-        """Commit parts as one transaction. Returns False if the `batch` of a `writer` was committed before.
+        """Commit parts as one transaction. Returns False if the `batch` of a `writer` was already committed.
 
-        Batches have an order, unless the other ones are `kept`. Without a writer, each call is a transaction. If a
-        later batch of the writer is committed, raises BatchChanged if it was so when this one was planned
-        (`planned_behind` is the writer's last batch then), and otherwise Fenced. Raises BatchChanged if this one is
-        committed with a content of another `digest` (if both are known), and InvalidInput for a batch above 0 if none
-        is known, unless `accept_loss`: the stream was recreated, or all brokers of its decisions were lost. A writer
-        whose batches are kept must be enlisted, and has batches above 0. Raises StreamChanged
-        if a part cannot be moved to the successors of its segment, or the stream is changed for all of `retry_timeout`;
-        StreamSealed, and errors of `kept` and the client. After these, this call has committed nothing. After
-        CommitUnknown that is not known: the next commit of the batch tells, whether it is given the same parts or
-        others. Without a writer nothing tells: do not give the parts again.
+        Batches are in order, unless their numbers are `kept`. Without a writer, each call is a transaction. A writer
+        with `kept` must be enlisted, and has batches above 0.
+
+        If a later batch of the writer is committed, raises BatchChanged if that was so when this batch was planned
+        (`planned_behind` is the writer's last batch at that time), and otherwise Fenced. Raises BatchChanged if this
+        batch is committed with another `digest` (if both are known). Raises InvalidInput for a batch above 0 if the
+        stream knows no batch of the writer, unless `accept_loss`: the stream was recreated, or all brokers of its
+        decisions were lost. Raises StreamChanged if a part cannot be moved to the successors of its segment, or the
+        stream keeps changing for `retry_timeout`. Raises StreamSealed, and errors of `kept` and the client. After all
+        these errors, this call has committed nothing.
+
+        After CommitUnknown, the outcome is unknown. The next commit of the batch resolves it, with the same parts or
+        others. Without a writer, it stays unknown: do not commit the parts again.
         """
         if writer:
             validate_batch_writer(writer)
@@ -183,7 +186,7 @@ class BulkCommitter:
         try:
             mine = await self._decided(placed, doubt, writer, batch, accept_loss, kept, digest, planned_behind)
         except CorantoError as error:
-            if doubt.reason is not None:  # A rollback would drop what may be decided.
+            if doubt.reason is not None:  # A rollback would drop events that may be decided.
                 raise self._log.unknown(doubt.reason, error) from error
             given = {each.producer for each in parts} if doubt.of_earlier else set()
             await roll_back(self._client, [each for each in placed if each.producer not in given])
@@ -203,7 +206,7 @@ class BulkCommitter:
         digest: str,
         planned_behind: int | None,
     ) -> bool:
-        """Decide, and acknowledge. Returns False if the batch was committed before. Moved parts replace others."""
+        """Decide and acknowledge the parts; replace moved parts. Returns False if the batch was already committed."""
         txn, retry = self._log.new_transaction(), Retry(self._retry_timeout)
         while True:
             doubt.of_earlier = bool(writer)
@@ -211,7 +214,7 @@ class BulkCommitter:
             value = labels.value_of(snapshot.gate.registers, BATCH_REGISTER + writer) if writer else ""
             known = _parsed(value) if value else None
             if known is not None and known.batch > batch and kept is None:
-                doubt.of_earlier = False  # A batch is decided once all acknowledgements of the one before are there.
+                doubt.of_earlier = False  # A batch is decided only after all acknowledgements of the previous one.
                 raise old_batch(writer, batch, known.batch, planned_behind)
             if known is not None and not known.is_done:
                 await self._decisions.finish(snapshot.gate)
@@ -227,7 +230,7 @@ class BulkCommitter:
                 raise InvalidInput(
                     f"stream {self.stream} knows no batch of this writer, whose next one is {batch}: is it another "
                     "stream than before? If loss is accepted, the writer continues, and interrupted batches may be "
-                    "there twice",
+                    "duplicated",
                     field="batch",
                 )
             try:
@@ -248,7 +251,7 @@ class BulkCommitter:
                 if writer:
                     if retry.failed(self._clock.monotonic()) is None:
                         raise
-                    continue  # The register tells the outcome, and the condition on it prevents a second one.
+                    continue  # The register shows the outcome, and the condition on it prevents a second one.
                 if not await self._decisions.was_decided(txn, snapshot.gate.end):
                     txn, doubt.reason = self._log.new_transaction(), None
                     continue
@@ -281,7 +284,7 @@ class BulkCommitter:
         await self._decisions.decide(txn, acknowledgements(parts), snapshot.token, before=before, after=after)
 
     async def _acknowledge(self, txn: str, parts: Sequence[BulkPart], writer: str, value: str) -> None:
-        """Make decided events visible. What fails here is done by the next writer, or when the segment is sealed."""
+        """Make decided events visible. After an error, the next writer or the sealing of the segment does it."""
         contents = acknowledgements(parts)
         limit = asyncio.Semaphore(_CONCURRENCY)
 

@@ -1,12 +1,12 @@
-"""The parts of a bulk transaction, and their way to the successors of segments that are sealed.
+"""The parts of a bulk transaction, and moves of parts to the successors of sealed segments.
 
-A part is what one producer has appended to one segment, as pending events. It is committed by an acknowledgement in
-that segment, whose clock is just above the last event's. So an append of unknown outcome that arrives later is not part
-of it: such events are appended again, under another producer id.
+A part is the pending events that one producer has appended to one segment. An acknowledgement in that segment commits
+it, with a clock just above the clock of the last event. So the events of an append of unknown outcome that arrive later
+do not belong to the part: they are appended again, under another producer id.
 
 Nothing can be appended to a sealed segment. So if a segment is sealed before the transaction is decided, its parts are
-*moved*: their events are read again, and appended to the successors of the segment under a new producer id. What
-remains of them in the sealed segment is never acknowledged, so no reader delivers it.
+*moved*: their events are read again, and appended to the successors of the segment under a new producer id. The events
+in the sealed segment are never acknowledged, so no reader delivers them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from coranto.streams.writer.handshake import ensure_held
 _APPEND_BYTES: Final = 1 << 20
 _ROLL_BACK_SECONDS: Final = 5.0
 _TURNS: Final = 10
-"""Number of times that a move is restarted because answers are lost."""
+"""Maximum attempts of a move whose answers are lost."""
 EVENTS: Final = JsonEvents()
 
 
@@ -41,14 +41,14 @@ class BulkPart:
     journal: str
     producer: ProducerId
     begin: int
-    """The offset of a message's beginning, before all of the events."""
+    """An offset where a message begins, at or before the first event."""
     first_clock: int
     last_clock: int
-    """The clock of the last event. What has later clocks of the producer is none of the part."""
+    """The clock of the last event. Messages of the producer with later clocks do not belong to the part."""
     events: int
     places: bytes | None
-    """The places of their routing keys in the key space, as native unsigned 64-bit numbers; None: not known any more,
-    so that the part cannot be moved."""
+    """The places of their routing keys in the key space, as native unsigned 64-bit numbers; None if they are no
+    longer known, so that the part cannot be moved."""
 
     @property
     def acknowledgement(self) -> bytes:
@@ -57,7 +57,7 @@ class BulkPart:
 
     @property
     def rollback(self) -> bytes:
-        """The messages that let readers drop the events, those included that arrive only later."""
+        """The messages that make readers drop the events, including events that arrive later."""
         return self._ack(self.first_clock - 1) + self._ack(self.last_clock + 1)
 
     def _ack(self, clock: int) -> bytes:
@@ -73,7 +73,7 @@ def acknowledgements(parts: Sequence[BulkPart]) -> dict[str, bytes]:
 
 
 def restamped(line: bytes, producer: ProducerId, clock: int) -> bytes:
-    """Return a line that begins with its UUID, with another UUID of a pending event. Raises CorruptData."""
+    """Replace the UUID at the beginning of a line, as a pending event. Returns the new line. Raises CorruptData."""
     if not line.startswith(EVENTS.uuid_prefix):
         raise CorruptData(f"{line[:60]!r} does not begin with its UUID, as events of a stream do")
     return EVENTS.stamp(line, build_uuid(producer, clock, Flags.CONTINUE_TXN))
@@ -92,7 +92,7 @@ class _Successor:
 
 
 class PartMover:
-    """Moves parts of sealed segments to the segments that have their keys now."""
+    """Moves parts of sealed segments to the active segments of their keys."""
 
     def __init__(
         self, client: JournalClient, ticks: ProducerClock, retry_timeout: float, entropy: Entropy = os.urandom
@@ -103,7 +103,7 @@ class PartMover:
         self._entropy = entropy
 
     async def move(self, part: BulkPart, stream: Stream) -> list[BulkPart]:
-        """Append the events of a part to their segments, and return the parts that they make there.
+        """Append the events of a part to the active segments of their keys. Returns the new parts.
 
         Raises StreamChanged if the part cannot be moved, StreamSealed, CorruptData if events are missing, and the
         errors of the client: NotAllowed if a successor is sealed already. After an error nothing is moved.

@@ -1,4 +1,4 @@
-"""The decisions of a stream for writers of transactions on several segments.
+"""The decisions of a stream, for writers of transactions on several segments.
 
 `MultiKeyWriter` and `BulkCommitter` commit in the same steps: read the stream's state (`snapshot`), append events,
 decide, append acknowledgements. Only the second step differs.
@@ -21,10 +21,10 @@ from coranto.streams.control.lifecycle import Streams
 from coranto.streams.model.stream import Stream, validate_stream
 
 _GATE_SECONDS: Final = 5.0
-"""Seconds to wait at a closed gate before the process that closed it is taken for dead."""
+"""Seconds to wait at a closed gate before the process that closed it is presumed dead."""
 _POLL_SECONDS: Final = 0.05
 _LISTING_SECONDS: Final = 60.0
-"""A broker may list an earlier state of the stream for so many seconds."""
+"""Maximum seconds to wait for a broker that lists an earlier state of the stream."""
 
 _log = structlog.get_logger(__name__)
 
@@ -58,8 +58,8 @@ class DecisionLog:
     async def snapshot(self) -> StreamSnapshot:
         """Return the state of the stream, once its gate is open.
 
-        If the gate stays closed, finishes the change of segments of the process that closed it. Raises what
-        `Streams.resume` and `Streams.describe` raise.
+        If the gate stays closed, finishes the change of segments of the process that closed it. Raises the errors of
+        `Streams.resume` and `Streams.describe`.
         """
         gate = await self.decisions.gate()
         since = self.clock.monotonic()
@@ -95,7 +95,7 @@ class DecisionLog:
     async def acknowledge(self, appending: Awaitable[object]) -> CorantoError | None:
         """Await the append of a decided transaction's acknowledgement. Returns the error if it failed.
 
-        After an error, the next process that opens the stream appends it, or the one that seals the segment.
+        After an error, the acknowledgement is appended by the next process that opens the stream or seals the segment.
         """
         try:
             await appending

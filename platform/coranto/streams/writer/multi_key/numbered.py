@@ -9,7 +9,7 @@ A register of the journal of decisions holds the number of the writer's last bat
 The decision, the record of progress and the registers are one append, on the condition that the first register is as
 the writer read it. So of several processes that decide the same number one wins, and a process that continues the
 writer reads the record of the winner. The same append is repeated if its answer is lost, because it can be applied only
-once. A numbered batch is never made void: the register would count a transaction that is not committed.
+once. A numbered batch is never voided: the register would count a transaction that is not committed.
 
 Each loser of such a race leaves a producer id, which readers remember. So processes that always compete take turns: one
 announces the next batch first, and others wait for it.
@@ -41,7 +41,7 @@ class LastBatch:
     """The last batch of a writer that is decided and carried out. `number` is 0, and `value` empty, before the first.
 
     The writer's progress can be read from [begin, end) of the journal of decisions. Acknowledgements are missing unless
-    the batch is `visible`. `turn` is the register of turns, as it was then.
+    the batch is `visible`. `turn` is the value of the turn register when it was read.
     """
 
     number: int
@@ -54,9 +54,9 @@ class LastBatch:
 
 @dataclass(frozen=True, slots=True)
 class NumberedBatch:
-    """The next batch of a writer: `number` is the one of `behind`, plus one.
+    """The next batch of a writer, after `behind`.
 
-    `record` is kept with the decision; it `is_complete` if no earlier record is needed. `letters` are messages for
+    `record` is stored with the decision; it `is_complete` if no earlier record is needed. `letters` are messages for
     the stream's journal of dead letters, in the same transaction. With `in_turn`, it is decided only if no other
     process has taken a turn since `behind` was read.
     """
@@ -77,7 +77,7 @@ class NumberedBatch:
         return BATCH_REGISTER + self.writer
 
     def before(self) -> dict[str, str]:
-        """Return the registers that must be as the writer read them."""
+        """Return the registers that must be unchanged since the writer read them."""
         turn = {TURN_REGISTER + self.writer: self.behind.turn} if self.in_turn else {}
         return {self.register: self.behind.value, **turn}
 
@@ -97,12 +97,12 @@ class NumberedBatch:
         return LastBatch(self.number, self.value(txn), self.behind.begin, end, visible, self.behind.turn)
 
     def line(self) -> dict[str, object]:
-        """Return the record as it stands in the journal of decisions."""
+        """Return the record as it is stored in the journal of decisions."""
         return {PROGRESS: self.writer, "batch": self.number, "complete": self.is_complete, **self.record}
 
 
 def last_batch_of(gate: Gate, writer: str) -> LastBatch:
-    """Return the last batch of a writer by the registers of the journal of decisions. Raises CorruptData."""
+    """Return the last batch of a writer from the registers of the journal of decisions. Raises CorruptData."""
     value, turn = (labels.value_of(gate.registers, each + writer) for each in (BATCH_REGISTER, TURN_REGISTER))
     if not value:
         return LastBatch(0, "", 0, gate.end, turn=turn)
@@ -116,14 +116,14 @@ def last_batch_of(gate: Gate, writer: str) -> LastBatch:
 
 
 async def records_of(decisions: Decisions, last: LastBatch, writer: str) -> AsyncIterator[Mapping[str, Any]]:
-    """Yield the writer's records of progress from an offset on, in the order of their batches. Raises CorruptData."""
+    """Yield the writer's records of progress from `last.begin` on, in the order of batches. Raises CorruptData."""
     async for _, record in decisions.records(last.begin, last.end):
         if record.get(PROGRESS) == writer:
             yield record
 
 
 def is_decided(registers: pb.LabelSet, batch: NumberedBatch, txn: str) -> bool:
-    """Return True if registers that refused a decision say that an earlier attempt at it was applied."""
+    """Return True if the registers that refused a decision show that an earlier attempt at it was applied."""
     return labels.value_of(registers, batch.register) == batch.value(txn)
 
 
@@ -135,10 +135,10 @@ def is_overtaken(registers: pb.LabelSet, batch: NumberedBatch) -> bool:
 async def take_turn(
     decisions: Decisions, behind: LastBatch, writer: str, process: str, nonce: str, dead: str
 ) -> LastBatch | None:
-    """Announce the batch behind one. Returns that with the turn, or with the turn of another process that was faster.
+    """Announce the batch after `behind`. Returns `behind` with the new turn, or with the turn of a faster process.
 
-    Returns None if the batch is decided. A turn that is `dead` is taken over. No turn has the value of an earlier one:
-    a decision that waits for one, and was dropped, could be applied.
+    Returns None if the batch is decided. A turn that equals `dead` is replaced. The `nonce` must make the turn unique:
+    otherwise an abandoned decision that is conditioned on an earlier turn could still be applied.
     """
     gate = await decisions.gate()
     known, number = last_batch_of(gate, writer), f"{behind.number + 1}."

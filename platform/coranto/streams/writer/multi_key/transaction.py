@@ -34,7 +34,7 @@ class MultiKeyResult:
     """A committed transaction, with the positions of its events by segment.
 
     `visible` is false if an acknowledgement could not be appended within the writer's retry timeout. The transaction is
-    committed nevertheless, and readers get the rest of it once the stream is resumed or another writer is opened.
+    committed nevertheless, and readers get its other events once the stream is resumed or another writer is opened.
     """
 
     txn: str
@@ -52,7 +52,7 @@ class MultiKeyTransaction(Generic[E]):
         clock: Clock,
         timeout: float,
     ) -> None:
-        """`encode` encodes an event that follows that many bytes, and `commit` commits events, given behind their keys.
+        """`encode` gets an event and the size of the events before it. `commit` gets the keys and the encoded events.
 
         Unless it was committed, the transaction is aborted `timeout` seconds from now.
         """

@@ -5,19 +5,19 @@ A transaction on one key takes one append. A multi-key transaction takes more, b
 1. The events are appended to each segment as CONTINUE_TXN, under a producer id that no other open transaction has: one
    append per segment, all at the same time. Readers see the events, but do not treat them as committed.
 2. The decision, with the acknowledgements of all segments, is appended to `<stream>/transactions`: one append, on the
-   condition that the stream's segments have not changed since the transaction looked at them (`decisions.py`). This
+   condition that the stream's segments have not changed since the transaction read them (`decisions.py`). This
    commits the transaction, whatever happens to this process.
 3. The acknowledgements are appended to the segments, again all at the same time. Readers then deliver the events.
 
 So a transaction over n segments costs 2n + 1 appends in three consecutive steps. Concurrent transactions of one writer
-share appends. The events need not be contiguous in a segment, and readers of different segments meet them at different
-times; but every reader gets all events of its segments or none.
+share appends. The events need not be contiguous in a segment, and readers of different segments deliver them at
+different times; but every reader gets all events of its segments or none.
 
-A writer uses a producer id, or *lane*, again once the transaction before has ended and the journal of decisions says
-so. The registers of each segment name the transaction in progress on a lane, so that a late acknowledgement of an
-earlier one is refused (`coranto.streams.model.lanes`). Events are never appended twice under one producer id: a reader
-that resumes after the transaction would take them for new events. If the answer to an append of events is lost, the
-whole transaction starts again on another lane, and this one is given up.
+A writer reuses a producer id, or *lane*, once its last transaction is recorded as ended in the journal of decisions.
+The registers of each segment name the transaction in progress on a lane, so that a late acknowledgement of an earlier
+one is refused (`coranto.streams.model.lanes`). Events are never appended twice under one producer id: a reader that
+resumes after the transaction would deliver them as new events. If the answer to an append of events is lost, the whole
+transaction starts again on another lane, and its first lane is abandoned.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ MAX_MULTI_KEY_BYTES: Final = 16 << 20
 DEFAULT_TIMEOUT: Final = 30.0
 DEFAULT_RETRY_TIMEOUT: Final = 60.0
 _FINISH_EVERY: Final = 256
-"""Transactions of a writer after which it records that all decisions are carried out, so that recovery reads little."""
+"""A writer records after this many transactions that all decisions are carried out, so that recovery reads little."""
 
 _LETTERS: Final = JsonEvents()
 """The format of dead letters."""
@@ -109,7 +109,7 @@ class _Restart(Exception):
 
 
 class _SegmentsChanged(_Restart):
-    """The stream's segments changed since the transaction looked at them."""
+    """The stream's segments have changed since the transaction read them."""
 
 
 class MultiKeyWriter(Generic[E]):
@@ -148,7 +148,7 @@ class MultiKeyWriter(Generic[E]):
         self._dropping = asyncio.Lock()
         self._lanes = LanePool(lambda: new_producer_id(entropy))
         self._committed = 0
-        self._decided_to = 0  # An offset that no later decision is before.
+        self._decided_to = 0  # All later decisions are at or after this offset.
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -161,7 +161,7 @@ class MultiKeyWriter(Generic[E]):
         await self.close()
 
     async def open(self) -> None:
-        """Open the writer, and carry out what other writers decided but did not finish. Raises StreamNotFound."""
+        """Open the writer, and finish the decided transactions of other writers. Raises StreamNotFound."""
         stream = await self._log.streams.describe(self.stream)
         if self._format is None:
             self._format = cast("EventFormat[E]", format_of(stream.content_type))
@@ -197,13 +197,13 @@ class MultiKeyWriter(Generic[E]):
         return encoded
 
     async def _commit(self, keys: Sequence[str], events: Sequence[bytes]) -> MultiKeyResult:
-        """Commit events, given behind their keys. Starts again as a whole if segments change."""
+        """Commit events with these keys. Starts the whole transaction again if segments change."""
         if self._closed:
-            raise InvalidInput("the writer is closed; make another one")
+            raise InvalidInput("the writer is closed; create another one")
         async with self._lane_limit:
             return await self._attempts(keys, events)
 
-    # -- Its parts -----------------------------------------------------------------------------------------------------
+    # -- Internals -----------------------------------------------------------------------------------------------------
 
     async def _attempts(
         self, keys: Sequence[str], events: Sequence[bytes], batch: NumberedBatch | None = None
@@ -229,7 +229,7 @@ class MultiKeyWriter(Generic[E]):
                 await self._log.clock.sleep(delay)
 
     async def _snapshot(self) -> StreamSnapshot:
-        """Return the state to depend on. It is cached until an attempt finds that it has changed."""
+        """Return the state of the stream, cached until an attempt finds that it has changed."""
         if self._cached_snapshot is not None:
             return self._cached_snapshot
         snapshot = await self._log.snapshot()
@@ -243,7 +243,7 @@ class MultiKeyWriter(Generic[E]):
     async def _attempt(
         self, snapshot: StreamSnapshot, keys: Sequence[str], events: Sequence[bytes], batch: NumberedBatch | None
     ) -> MultiKeyResult:
-        """Make one attempt. Its lane is used again only if the transaction is committed and ends everywhere."""
+        """Make one attempt. Its lane is reused only if the transaction is committed and ends in all segments."""
         use = LaneUse(self._lanes.take(), self._log.new_transaction(), self._log.ticks.tick())
         parts = self._parts(snapshot.stream, use, keys, events, batch.letters if batch else ())
         outcomes = await asyncio.gather(*map(self._append, parts), return_exceptions=True)
@@ -258,7 +258,7 @@ class MultiKeyWriter(Generic[E]):
             self._lanes.recorded(done)
         except AppendOutcomeUnknown as error:
             self._lanes.ended(*done)
-            if batch is not None:  # It may still be applied, as long as no other batch of its number is.
+            if batch is not None:  # It may still be applied, unless another batch with its number is.
                 raise self._log.unknown(error, error) from error
             try:
                 was_decided = await self._log.decisions.was_decided(use.txn, snapshot.gate.end)
@@ -289,7 +289,7 @@ class MultiKeyWriter(Generic[E]):
         done: Sequence[str],
         batch: NumberedBatch | None,
     ) -> None:
-        """Decide a transaction; a batch on the condition that it is the next one. Otherwise raises Fenced."""
+        """Decide a transaction. Raises Fenced for a batch that is not the next one."""
         decide = self._log.decisions.decide
         if batch is None:
             await decide(use.txn, acks, snapshot.token, use=use, done=done)
@@ -309,7 +309,7 @@ class MultiKeyWriter(Generic[E]):
             )
         except RegisterMismatch as error:
             if is_decided(error.registers, batch, use.txn):
-                return  # An answer was lost.
+                return  # The answer to an earlier attempt was lost.
             if is_overtaken(error.registers, batch):
                 raise Fenced(
                     f"batch {batch.number} of {batch.writer} on stream {self.stream} was decided by another process"
@@ -336,12 +336,12 @@ class MultiKeyWriter(Generic[E]):
         return parts
 
     def _by_segment(self, stream: Stream, keys: Sequence[str], events: Sequence[bytes]) -> dict[int, Sequence[bytes]]:
-        """Return events by the numbers of the segments of their keys. Raises StreamSealed."""
+        """Group events by the segments of their keys. Raises StreamSealed."""
         active = stream.active()
         if events and len(active) == 1 and active[0].range == KeyRange.FULL:
             return {active[0].number: events}
         by_segment: dict[int, list[bytes]] = {}
-        by_key: dict[str, list[bytes]] = {}  # The same lists.
+        by_key: dict[str, list[bytes]] = {}  # The lists of `by_segment`.
         for key, place in key_hashes(keys).items():
             segment = stream.segment_at(place)
             if segment is None:
@@ -369,7 +369,7 @@ class MultiKeyWriter(Generic[E]):
         return MultiKeyPosition(part.number, journal, *found)
 
     async def _send(self, part: _Part, content: bytes, step: LaneStep) -> ContentRange:
-        """Append a step of a transaction, batched with other waiting steps. Lost answers are not repeated."""
+        """Append a step of a transaction, batched with other queued steps. Does not retry after a lost answer."""
         journal, change = part.journal, LaneChange(step, part.use)
         append, retry_timeout = self._client.append, self._log.retry_timeout
         batches = self._batches.get(journal)
@@ -379,12 +379,12 @@ class MultiKeyWriter(Generic[E]):
             )
         try:
             return await batches.append(content, change)
-        except RegisterMismatch:  # Perhaps because of another transaction.
+        except RegisterMismatch:  # Another transaction of the batch may have caused it.
             alone = await append(journal, content, retry_timeout=retry_timeout, **parameters([change]))
             return ContentRange(alone.begin, alone.end)
 
     async def _hold(self, journal: str, format: EventFormat[Any]) -> None:
-        """Have the registers of a segment held, with room for lanes. Checks that use lanes fail on lost registers."""
+        """Mark the registers of a segment as held, as checks of lanes require, and make room for lanes."""
         if journal in self._held:
             return
         registers = await ensure_held(self._client, journal, format, self._log.ticks, self._log.retry_timeout)
@@ -400,7 +400,7 @@ class MultiKeyWriter(Generic[E]):
 
     @contextlib.contextmanager
     def _housekeeping(self) -> Iterator[None]:
-        """Log what fails to be recorded of committed transactions. The next process to open the stream records it."""
+        """Log errors of recording ended transactions. The next process that opens the stream records them."""
         try:
             yield
         except CorantoError as error:
