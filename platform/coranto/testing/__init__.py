@@ -1,6 +1,6 @@
 """Helpers for tests of programs that use Coranto, and for Coranto's own tests.
 
-`Cluster` and `SyncCluster` are for every program: brokers in its own process, with their whole environment in memory.
+`Cluster` and `SyncCluster` run brokers in the process of the caller, with their whole environment in memory.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Cluster:
 
     Over several cells of a notebook: `cluster = await Cluster(brokers=3)`, and `await cluster.close()` in the end.
 
-    It starts in some hundredths of a second. It requires the broker to be installed: `coranto[broker]`.
+    A cluster starts in some hundredths of a second. The broker must be installed: `coranto[broker]`.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Cluster:
         grpc: bool = False,
         log_level: str = "warning",
     ) -> None:
-        """Prepare a cluster; it starts when entered or awaited. `zones` are given to the brokers in turn.
+        """Prepare a cluster; it starts when entered or awaited. `zones` are assigned to the brokers in turn.
 
-        `lease_seconds` (at least 2) is the time until the others notice the end of a broker, unless `expire` is called.
+        `lease_seconds` (at least 2) is the time until others notice that a broker has ended, unless `expire` is called.
         `delay` is the latency of every message, in seconds. With `grpc` the brokers also listen on free ports of this
         machine, for other programs and for `SyncJournalClient`. Unless the program has configured structlog, nothing
         below `log_level` is logged while the cluster runs.
@@ -127,7 +127,7 @@ class Cluster:
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """The endpoints of all brokers, also of those that are down.
+        """The endpoints of all brokers, including brokers that are down.
 
         Without `grpc`, only this cluster's clients can use them.
         """
@@ -166,7 +166,7 @@ class Cluster:
 
         A name stands for a spec with a fragment store. Its replication is the number of brokers less one, between 1 and
         3, so that the journal survives the end of a broker. `replication` (unless 0) overrides the spec's, and `labels`
-        are added to the spec's. Raises what `JournalClient.apply` does, and ClusterError when the journal cannot be
+        are added to the spec's. Raises the errors of `JournalClient.apply`, and ClusterError if the journal cannot be
         served within `timeout` seconds. If cancelled, the journal may exist or not.
         """
         spec = pb.JournalSpec()
@@ -213,9 +213,8 @@ class Cluster:
     async def kill(self, number: int, *, expire: bool = False) -> None:
         """End a broker as `kill -9` does, and return when all its tasks have ended. No effect if it is down already.
 
-        Its disk stays, for `start`. The others continue without it once its lease has expired; with `expire`,
-        immediately.
-        If cancelled, the broker ends all the same, but its lease does not expire early.
+        Its disk is kept for `start`. The other brokers continue without it once its lease has expired; with `expire`,
+        immediately. If cancelled, the broker still ends, but its lease does not expire early.
         """
         machine = self._machine(number)
         await machine.kill()
@@ -270,7 +269,7 @@ class Cluster:
         return self._world.rpc.calls[client, method]
 
     def appends(self, *, client: str = "client") -> int:
-        """Return the number of appends that clients of this name have begun, in calls of their own or on streams."""
+        """Return the number of appends that clients of this name have begun, in separate calls or on streams."""
         return self._world.rpc.appends[client]
 
     @property

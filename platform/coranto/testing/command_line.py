@@ -1,4 +1,4 @@
-"""The `coranto` command within the test's process, and a fake broker for it on a thread of its own."""
+"""The `coranto` command in the test's process, and a fake broker for it on a separate thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CommandLine:
 
 
 class RemoteBroker:
-    """A fake broker that serves on its own thread, while the test's thread does other work. `stop` it in the end."""
+    """A fake broker that serves on its own thread, while the test's thread does other work. Call `stop` at the end."""
 
     def __init__(self) -> None:
         self._loop = LoopThread("fake-broker")

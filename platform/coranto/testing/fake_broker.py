@@ -90,9 +90,9 @@ class FakeJournal:
     elsewhere: bool = False
     """True if another broker serves it. This one proxies calls, or refuses them if it may not proxy."""
     index_end: int = 0
-    """The end of the fragment index that a lost predecessor left, if that is beyond the head."""
+    """The end of the fragment index, if beyond the head because an earlier broker lost content."""
     journal_id: str = ""
-    """The id that reads tell; empty as from Gazette's brokers."""
+    """The id in responses to reads; empty, as from Gazette's brokers, without `has_ids`."""
 
     @property
     def head(self) -> int:
@@ -130,7 +130,7 @@ class FakeJournal:
         return fragment
 
     def roll_to(self, store: HttpStore, codec: Codec = Codec.ZSTANDARD) -> Fragment:
-        """Complete the spool, and persist it in a store over HTTP. The broker itself has nothing to give of it."""
+        """Complete the spool, and persist it in a store over HTTP. The broker itself then has none of its content."""
         fragment = replace(self.roll(codec=codec), backing_store="s3://fake/", mod_time=int(time.time()))
         path = f"/{fragment.content_path}"
         store.objects[path] = codecs.compress(codec, self.stored[-1].content), ""
@@ -144,7 +144,7 @@ class FakeJournal:
     def find(self, offset: int) -> tuple[int, _Stored] | None:
         """Return the offset that `offset` resolves to, and the fragment that covers it.
 
-        A read jumps over a gap to persisted content behind it.
+        A read jumps over a gap to persisted content after it.
         """
         index = bisect.bisect_right(self.stored, offset, key=lambda item: item.fragment.end)
         if index < len(self.stored):
@@ -175,9 +175,9 @@ class FakeBroker(pb_grpc.JournalServicer):
         """The number of bytes in each message of appended content, in order."""
         self.endpoint = ""
         self.has_ids = False
-        """True to give the journals that are created from now on ids, which reads tell."""
+        """True to give ids to journals that are created from now on. Responses to reads contain them."""
         self.route: pb.Route | None = None
-        """The Route that it reports for its journals, instead of one with only itself."""
+        """The Route that it reports for its journals, instead of a Route with only itself."""
         self._revision = 1
         self._actions: defaultdict[CallPoint, deque[Action | None]] = defaultdict(deque)
         self._reached: Counter[CallPoint] = Counter()
@@ -229,7 +229,7 @@ class FakeBroker(pb_grpc.JournalServicer):
         await self._proxy.listen()
 
     def advance(self, revisions: int = 1) -> None:
-        """Raise the etcd revision that answers carry."""
+        """Raise the etcd revision in the headers of responses."""
         self._revision += revisions
 
     def count(self, call: str) -> int:

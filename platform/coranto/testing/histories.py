@@ -1,4 +1,4 @@
-"""The calls and observations of journals' clients: the input of a check.
+"""Histories: recorded calls and observations of journals' clients, for checkers.
 
 The content of every append is unique and names the append, so that a journal's bytes can be read as a list of
 appends::
@@ -156,7 +156,7 @@ class RecordedClient:
     """A client of a real cluster whose calls are recorded.
 
     Each call returns its operation. Errors of the cluster become outcomes. A cancelled call stays open: its outcome is
-    unknown. Registers and content must change by recorded clients alone.
+    unknown. Only recorded clients may change registers and content.
     """
 
     def __init__(self, client: JournalClient, history: History, name: str) -> None:
@@ -194,7 +194,7 @@ class RecordedClient:
         return await self._finish(operation, self._applied(operation, work))
 
     async def barrier(self, journal: str) -> Operation:
-        """Make a zero-byte append: a linearizable look at the journal's end and registers."""
+        """Make a zero-byte append: a linearizable read of the journal's end and registers."""
         operation = self._begin(OperationKind.BARRIER, journal)
         return await self._finish(operation, self._applied(operation, self._client.append(journal, b"")))
 

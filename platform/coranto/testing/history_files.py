@@ -1,10 +1,10 @@
-"""Histories as files: of one process, for merging, and in the forms that external checkers read.
+"""Files of histories: of single processes, to be merged, and in the formats of external checkers.
 
-* JSON lines, one per operation, in order of invocation: for Porcupine, whose model is `docs/verification.md`'s.
+* JSON lines, one per operation, in order of invocation: for Porcupine, with the model in `docs/verification.md`.
 * EDN lines, two per operation, as in Jepsen: for Elle's checker of appends to lists.
 
-Unknown outcomes are resolved from the final content for Porcupine: an append that is there was applied at its place,
-any other one was not. Elle gets them as they are.
+For Porcupine, unknown outcomes are resolved from the final content: an append was applied if and where the content has
+it. For Elle, they stay unknown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def write_history(history: History, path: Path) -> None:
 
 
 def read_histories(paths: Iterable[Path]) -> History:
-    """Return the merged history of files. Raises CorruptData, which names the file, if two use one number."""
+    """Return the merged history of files. Raises CorruptData for an invalid line, or a number that occurs twice."""
     merged = History()
     numbers: set[int] = set()
     for path in paths:
@@ -56,9 +56,9 @@ def porcupine_lines(history: History, contents: Mapping[str, bytes]) -> Iterator
     """Yield the operations that Porcupine checks, as JSON. `contents` is the final content of each journal.
 
     Fields: `journal`, `client`, `kind`, `call` and `return` (nanoseconds), `size`, `offset`, `check`, `union`,
-    `subtract`, `refusal`, `begin`, and `registers` (null if unknown). Refusals are left out from the invocation of a
-    journal's first append on that was not applied and whose outcome is unknown: brokers may have refused because of it.
-    Raises InvalidInput for content that is not a list of whole appends.
+    `subtract`, `refusal`, `begin`, and `registers` (null if unknown). Refusals that returned after the invocation of a
+    journal's first unapplied append of unknown outcome are left out: that append may have caused them. Raises
+    InvalidInput for content that is not a list of whole appends.
     """
     places = {journal: dict(reversed(numbers_in(content))) for journal, content in contents.items()}
     unapplied = dict.fromkeys(contents, math.inf)
@@ -97,7 +97,7 @@ def porcupine_lines(history: History, contents: Mapping[str, bytes]) -> Iterator
 
 
 def elle_lines(history: History) -> Iterator[str]:
-    """Yield a history of appends to lists and reads of lists, for Elle: each journal is a list of append's numbers.
+    """Yield a history of appends to lists and reads of lists, for Elle: each journal is a list of append numbers.
 
     Reads are linearizable, so the model is `strict-serializable`. Raises InvalidInput for a read of content that is not
     a list of whole appends.

@@ -1,4 +1,4 @@
-"""An HTTP server of objects, as object stores serve signed URLs. It counts fetches."""
+"""An HTTP server of objects, like the signed URLs of an object store. It counts fetches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inside of an in-process cluster: machines with brokers, and the network, etcd and store around them."""
+"""The parts of an in-process cluster: machines with brokers, their network, etcd and store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _UNWIND_SECONDS = 30.0
 
 
 class RunningCluster:
-    """The parts of a running cluster. Use it on the cluster's event loop; `close` it in the end."""
+    """The parts of a running cluster. Use it on the cluster's event loop, and `close` it at the end."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class RunningCluster:
             await self._changed.wait()
 
     def is_ready(self, journal: str) -> bool:
-        """Return True if a journal exists, with all replicas that its spec asks for, in agreement."""
+        """Return True if a journal exists, with all replicas of its spec, which agree on the Route."""
         item = self.etcd.kvs.get(LAYOUT.item_key(journal))
         if item is None:
             return False

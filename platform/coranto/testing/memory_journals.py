@@ -1,4 +1,4 @@
-"""Journals in memory with the methods of a `JournalClient`, for thousands of tests of code that uses a client.
+"""Journals in memory with the methods of a `JournalClient`, for fast tests of code that uses a client.
 
 Without network and processes, an append or a read takes a few turns of the event loop. Use `FakeBroker` to test clients
 themselves.
@@ -44,7 +44,7 @@ class MemoryJournal:
 
 
 class MemoryJournals:
-    """The methods of a `JournalClient` that appends and reads use, on journals of this process.
+    """The methods of a `JournalClient` for appends and reads, on journals in this process.
 
     `faulty` chooses a fault for each append with content: "" (none), "lost" (not applied, outcome unknown) or
     "unanswered" (applied, outcome unknown). `piece_bytes` is the length of a chunk in bytes.
@@ -70,7 +70,7 @@ class MemoryJournals:
         retry_unknown: bool = False,
         retry_timeout: float | None = None,
     ) -> AppendResult:
-        """Append as `JournalClient.append` does. It is applied a turn of the loop later, and answered another later."""
+        """Append as `JournalClient.append` does. Applied after one turn of the loop, answered after another."""
         whole = content if isinstance(content, bytes) else b"".join(content)
         while True:
             await asyncio.sleep(0)

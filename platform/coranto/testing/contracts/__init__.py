@@ -1,1 +1,1 @@
-"""Contracts as tests: for your own fragment stores and coordinators. Consumers' stores have theirs in their package."""
+"""Contract tests for custom fragment stores and coordinators. The consumers' package has those for its stores."""

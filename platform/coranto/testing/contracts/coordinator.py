@@ -1,4 +1,4 @@
-"""The contract of coordinators as tests: for etcd, its twin in simulations, and one of your own.
+"""Contract tests for coordinators: etcd, its twin in simulations, and custom ones.
 
 In a test module, with pytest::
 

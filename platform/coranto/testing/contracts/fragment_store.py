@@ -1,4 +1,4 @@
-"""The contract of fragment stores as tests, to hold a store of your own to.
+"""Contract tests for fragment stores, including custom ones.
 
 In a test module, with pytest and pytest-asyncio::
 
@@ -44,7 +44,7 @@ class FragmentStoreContract:
     async def test_content_whose_last_piece_fails_gets_no_name_and_replaces_nothing(
         self, store: FragmentStore, pieces: int
     ) -> None:
-        """In an S3 store so much comes in several parts."""
+        """In an S3 store, the largest content is uploaded in several parts."""
         fragment = fragment_of(CONTENT)
 
         async def content(*, fails: bool) -> AsyncIterator[bytes]:
@@ -115,7 +115,7 @@ class FragmentStoreContract:
             await put(store, fragment_of(CONTENT, journal=journal, postfix=postfix))
         mine = await store.listing("flights/100%", lambda: ["flights/100%/eu", "flights/other"])
         assert (len(mine.fragments), set(mine.others), set(mine.unmarked)) == (1, {"eu"}, {"eu", ""})
-        assert len(await listed(store, "flights/100%")) == 3, "who knows of no names, without markers"
+        assert len(await listed(store, "flights/100%")) == 3, "without names of other journals, and without markers"
         for _ in range(2):
             await store.mark("flights/100%/eu")
         assert [found.path_postfix for found in await listed(store, "flights/100%")] == ["a=1"]
@@ -125,7 +125,7 @@ class FragmentStoreContract:
         assert theirs.unreadable == ()
 
     async def test_a_listing_of_several_pages(self, store: FragmentStore) -> None:
-        """The S3 server tells 100 keys at a time."""
+        """The S3 server lists 100 keys per page."""
         fragments = [fragment_of(b"x", Codec.NONE, begin=begin) for begin in range(250)]
         await asyncio.gather(*(put(store, fragment, b"x") for fragment in fragments))
         assert [
@@ -183,7 +183,7 @@ class FragmentStoreContract:
         assert await listed(store, fragment.journal) == []
 
     async def test_no_reader_sees_part_of_a_fragment(self, store: FragmentStore) -> None:
-        """While a fragment is put again and again, it is either not there or whole."""
+        """While a fragment is put repeatedly, reads find no fragment or all of it."""
         fragment = fragment_of(CONTENT)
         data = compress(fragment.codec, CONTENT)
 

@@ -3,5 +3,5 @@
 * `loop`: the event loop, and `Process`es that can be killed and paused.
 * `disk`, `etcd`, `network`, `rpc`, `object_store`, `clocks`: twins of the outside world, with its faults.
 
-Of brokers it knows only the wire protocol. `coranto.testing.Cluster` runs real brokers in it.
+It depends only on the wire protocol of brokers. `coranto.testing.Cluster` runs real brokers in it.
 """

@@ -1,4 +1,4 @@
-"""Clocks of simulated machines, with skew against each other, and with rates a little too fast or too slow."""
+"""Clocks of simulated machines, with skew, and with rates that are slightly too fast or too slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's connection to one broker over the twins' network."""
+"""A client's connection to one broker over the simulated network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine's disk in memory. It survives processes: written bytes are immediately visible to the next one."""
+"""A machine's disk in memory. It outlives processes: the next process finds all written bytes, synced or not."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class MemoryDisk:
         file.data += content
 
     def _renamed(self, file: FileContent, old: str = "", new: str = "") -> None:
-        """Note that a file lost its name `old`, if any, and got the name `new`, if any."""
+        """Handle that a file lost the name `old`, if any, and got the name `new`, if any. Does nothing here."""
 
 
 def _no_space(path: Path) -> OSError:
@@ -120,7 +120,7 @@ def _no_space(path: Path) -> OSError:
 
 
 class ProcessDisk:
-    """The disk as one process has it: a `coranto.effects.Disk`."""
+    """The disk as seen by one process: a `coranto.effects.Disk`."""
 
     def __init__(self, disk: MemoryDisk, process: Process) -> None:
         self._disk = disk
@@ -141,7 +141,7 @@ class ProcessDisk:
         self._disk.put(self._process, path, data)
 
     def free_bytes(self, folder: Path) -> int:
-        """Return much room, also of a full disk: it fills up suddenly, without a time when it is nearly full."""
+        """Return a large number, even for a full disk: disks fill up suddenly, without being nearly full before."""
         self._process.check_alive()
         return 1 << 60
 

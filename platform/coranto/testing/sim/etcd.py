@@ -1,8 +1,8 @@
-"""An etcd: revisions, transactions, leases that run out in virtual time, watches, compaction.
+"""A simulated etcd: revisions, transactions, leases that expire, watches, compaction.
 
 `SimEtcd` is the server. It is always up and always correct; only the network to it fails. `SimCoordinator` is a
-client's `Coordinator`: its calls travel over the network and may be held up or lost in either direction. A transaction
-whose answer was lost raises TxnOutcomeUnknown, applied or not.
+client's `Coordinator`: its calls travel over the network and may be delayed or lost in either direction. A transaction
+whose answer was lost raises TxnOutcomeUnknown, whether it was applied or not.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from coranto.testing.sim.timeline import Process, Timeline
 NODE = "etcd"
 TIMEOUT_SECONDS = 10.0
 _LATE_SECONDS = 0.05
-"""The delay, in seconds, beyond which a look at a lease is late because the event loop stood still. In virtual time
-nothing is ever late."""
+"""The delay, in seconds, beyond which a check of a lease is late because the event loop was blocked. In virtual time
+no check is ever late."""
 T = TypeVar("T")
 
 
@@ -49,7 +49,7 @@ class _Lease:
     id: int
     ttl: int
     expires: float
-    due: float = 0.0  # The time of the next look at it.
+    due: float = 0.0  # The time of its next check.
     keys: dict[str, None] = field(default_factory=dict)
 
 
@@ -81,7 +81,7 @@ class SimEtcd:
         self.before_txn: list[Callable[[Sequence[Op]], None]] = []
         """Called with the operations of each transaction before it is applied."""
         self.on_expiry: list[Callable[[int], None]] = []
-        """Called with the id of each lease that has run out."""
+        """Called with the id of each expired lease."""
         self.on_commit: list[Callable[[], None]] = []
         """Called after each change."""
         self._loop = loop
@@ -98,7 +98,7 @@ class SimEtcd:
         return EtcdHeader(self.cluster_id, 0x01, self.revision, 2)
 
     def backup(self) -> Backup:
-        """Return the present content."""
+        """Return the current content."""
         leases = {lease.id: (lease.ttl, tuple(lease.keys)) for lease in self._leases.values()}
         return Backup(self.revision, dict(self.kvs), leases)
 
@@ -131,7 +131,7 @@ class SimEtcd:
     # -- Calls ---------------------------------------------------------------------------------------------------------
 
     def range(self, prefix: str, revision: int, min_mod_revision: int, limit: int, keys_only: bool = False) -> Snapshot:
-        """Keys of a prefix as of a revision. Raises CoordinationError for one in the future or before compaction."""
+        """Return the keys of a prefix at a revision. Raises CoordinationError for a future or compacted revision."""
         if revision > self.revision:
             raise CoordinationError(f"required revision {revision} is a future one")
         header = self.header
@@ -207,7 +207,7 @@ class SimEtcd:
             self._commit(revision, [self._delete(key, revision) for key in list(lease.keys)])
 
     def watch(self, prefix: str, from_revision: int, lane: Lane) -> _Watcher:
-        """Watch a prefix over `lane`. Raises WatchReset if that revision is compacted, or beyond the next one."""
+        """Watch a prefix over `lane`. Raises WatchReset if `from_revision` is compacted or beyond the next revision."""
         if from_revision > self.revision + 1:
             raise WatchReset(f"the store is at revision {self.revision}, before {from_revision}")
         if from_revision <= self._compacted:
@@ -222,7 +222,7 @@ class SimEtcd:
     def unwatch(self, watcher: _Watcher) -> None:
         self._watchers.pop(watcher, None)
 
-    # -- Its parts -----------------------------------------------------------------------------------------------------
+    # -- Internals -----------------------------------------------------------------------------------------------------
 
     def _holds(self, compare: Compare) -> bool:
         if compare.prefix:
@@ -298,7 +298,7 @@ class SimEtcd:
         now = self._loop.time()
         late = now - lease.due
         if late > _LATE_SECONDS:
-            # This whole process stood still, with its clients. Give them a chance to refresh their leases.
+            # The whole process was blocked, including its clients. Give them a chance to refresh their leases.
             lease.expires = max(lease.expires, now + min(max(late, lease.ttl / 10), lease.ttl / 2))
         left = lease.expires - now
         if left <= 0:

@@ -1,4 +1,4 @@
-"""An asyncio event loop without an outside world: virtual time, a seeded order of events, processes that die.
+"""A deterministic asyncio event loop: virtual time, a seeded order of events, and processes that can be killed.
 
 Time stands still while anything is ready to run, and then jumps to the next timer. The seed decides the order of
 callbacks that become ready at the same time. Nothing depends on the machine's clock, on addresses of objects or on
@@ -30,7 +30,7 @@ from coranto.testing.sim.timeline import process_of_context
 T = TypeVar("T")
 
 MAX_STEPS = 3_000_000
-"""The limit of steps. A run with more is considered endless."""
+"""Maximum steps of a run. A longer run is considered endless."""
 
 
 class Deadlock(Exception):

@@ -25,7 +25,7 @@ class TimedOut(Exception):
 
 @dataclass(slots=True)
 class Delays:
-    """The ranges of messages' delays, in seconds. `congestion` is the share of messages with the `congested` range."""
+    """Ranges of message delays, in seconds. `congestion` is the share of messages with a delay in `congested`."""
 
     usual: tuple[float, float] = (0.0002, 0.002)
     congested: tuple[float, float] = (0.02, 0.3)
@@ -90,7 +90,7 @@ class Network:
         return stop
 
     def send(self, source: str, target: str, deliver: Callable[[], None], *, not_before: float = 0.0) -> float:
-        """Call `deliver` once the message has arrived. Return the time of arrival, unless the link is cut before."""
+        """Call `deliver` once the message has arrived. Return the time of arrival, unless a cut link delays it."""
         at = max(self.loop.time() + self.delay(), not_before)
         self.loop.later(at - self.loop.time(), self._arrive, source, target, deliver)
         return at
@@ -98,8 +98,8 @@ class Network:
     async def request(self, source: str, target: str, serve: Callable[[], T], timeout: float) -> T:
         """Send a request, let `serve` handle it when it arrives, and return the answer once it has arrived.
 
-        Raises what `serve` raises, and TimedOut after `timeout` seconds. The request is still delivered if the process
-        that sent it dies, or the call is cancelled.
+        Raises the errors of `serve`, and TimedOut after `timeout` seconds. The request is still delivered if the
+        process that sent it dies, or the call is cancelled.
         """
         answer: asyncio.Future[T] = self.loop.create_future()
 

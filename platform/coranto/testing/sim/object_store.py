@@ -1,4 +1,4 @@
-"""An object store: slow or failing at times, and with listings that lag behind.
+"""A simulated object store, with delays, failures, and listings that lag behind.
 
 A put may be applied and still return an error. One `SimObjectStore` is the service; brokers reach it over the network,
 through `SimFragments`.
@@ -33,7 +33,7 @@ T = TypeVar("T")
 class StoreFaults:
     """The faults of a store: probabilities per call, and times in seconds.
 
-    `list_lag` is the time that new objects stay out of listings, `slow` the longest time that a call takes.
+    `list_lag` is the time until new objects are in listings, `slow` the longest delay of a call.
     `refuse_fragments` is the probability that a put is refused, except for probes.
     """
 
@@ -58,7 +58,7 @@ class SimObjectStore:
         self.faults = StoreFaults()
         self.objects: dict[str, StoredObject] = {}
         self.lost: list[Fragment] = []
-        """Fragments that `lose` has taken away."""
+        """Fragments that `lose` has removed."""
         self.markers: dict[str, float] = {}
         """The time of putting each marker of a journal's folder."""
         self.notes: dict[str, tuple[float, bytes]] = {}
@@ -115,7 +115,7 @@ class SimObjectStore:
         self.objects.pop(fragment.content_path, None)
 
     def lose(self, fragment: Fragment) -> None:
-        """Lose a stored fragment, as a store that lies does. It may be stored again."""
+        """Lose a stored fragment, as a broken store does. It may be stored again."""
         del self.objects[fragment.content_path]
         self.lost.append(fragment)
 
@@ -145,7 +145,7 @@ class SimObjectStore:
             raise StoreError("403: probes only")
 
     async def dawdle(self) -> None:
-        """Wait as long as a slow store takes, and no longer than it is slow."""
+        """Wait for the random delay of a slow store, but no longer than the store stays slow."""
         if not self.faults.slow:
             return
         self.faulty["slow"] += 1

@@ -16,7 +16,7 @@ T = TypeVar("T")
 class RealTimeline:
     """The timeline of an ordinary event loop. `close` it on that loop.
 
-    Tasks that a process's tasks start have to join that process. So a task factory wraps the loop's own until `close`.
+    Tasks that a process's tasks start must join that process. So a task factory wraps the loop's factory until `close`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -5,7 +5,7 @@ travel over the network. A broken connection ends a call with UNAVAILABLE at the
 cancelled, and its reads may see an end of the stream.
 
 Each end of a connection learns of a break independently. When a process is killed, its peers get a message. When a
-machine or a link goes away they do not, and give the connection up after a while.
+machine or a link fails, they get no message, and give up the connection after a while.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _JOURNAL = _methods(
     RpcMethod("Replicate", pb.ReplicateResponse, streams_requests=True, streams_responses=True),
     RpcMethod("ListFragments", pb.FragmentsResponse),
     RpcMethod("FragmentStoreHealth", pb.FragmentStoreHealthResponse),
-    # Of Coranto's own services, which the same brokers serve.
+    # Methods of Coranto's own services, which the same brokers serve.
     RpcMethod("Heads", heads.HeadsResponse, streams_responses=True),
     RpcMethod("Note", heads.NoteResponse),
     RpcMethod("AppendStream", AppendAnswers, streams_requests=True, streams_responses=True),
@@ -82,7 +82,7 @@ class Rpc:
     """The endpoints, stubs and calls of a network."""
 
     def __init__(self, network: Network, *, give_up: tuple[float, float] = GIVE_UP_SECONDS) -> None:
-        """Create it. `give_up` is the range of seconds after which an end gives up a connection over a cut link."""
+        """`give_up` is the range of seconds after which an end gives up a connection over a cut link."""
         self.network = network
         self.give_up = give_up
         self.loop: Timeline = network.loop
@@ -91,7 +91,7 @@ class Rpc:
         self.calls: Counter[tuple[str, str]] = Counter()
         """The number of calls of each method that each node has begun."""
         self.appends: Counter[str] = Counter()
-        """The number of appends that each node has begun, in calls of their own or on streams."""
+        """The number of appends that each node has begun, in separate calls or on streams."""
         self.on_delivery: Callable[[SimCall, bool, tuple[Any, ...]], bool] | None = None
         """Called with each message just before its delivery to the server (True) or to the client (False).
 
@@ -217,7 +217,7 @@ class SimCall:
     def __hash__(self) -> int:
         return self._number
 
-    # -- As grpc.aio has it --------------------------------------------------------------------------------------------
+    # -- The API of grpc.aio -------------------------------------------------------------------------------------------
 
     async def write(self, message: Any) -> None:
         self._check()
@@ -308,7 +308,7 @@ class SimCall:
     # -- The connection ------------------------------------------------------------------------------------------------
 
     def lose(self) -> None:
-        """Lose the connection. Each end learns of it after a delay of its own."""
+        """Lose the connection. Each end learns of the loss after its own delay."""
         self._close_lanes()
         network = self._rpc.network
         self._loop.later(network.delay(), self.end_lost)
@@ -316,7 +316,7 @@ class SimCall:
             self._loop.later(network.delay(), self._server.end_lost)
 
     def end_lost(self) -> None:
-        """End the call at the client, which has learnt that the connection is gone."""
+        """End the call at the client, when it learns that the connection is lost."""
         self._finish(_LOST)
 
     def server_died(self) -> None:
@@ -478,7 +478,7 @@ class _ServerEnd:
         process.on_death.append(self._died)
         self._task = process.start(self._handle(service), name=f"{call.method.name} from {call.node}")
 
-    # -- As grpc.aio has it --------------------------------------------------------------------------------------------
+    # -- The API of grpc.aio -------------------------------------------------------------------------------------------
 
     async def read(self) -> Any:
         self._process.check_alive()
@@ -503,7 +503,7 @@ class _ServerEnd:
         return self._call.node
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return no metadata: `peer` says who calls."""
+        """Return no metadata: `peer` identifies the caller."""
         return ()
 
     # -- The connection ------------------------------------------------------------------------------------------------
@@ -520,13 +520,13 @@ class _ServerEnd:
         self._wake()
 
     def end_lost(self) -> None:
-        """Cancel the handler, because the client went away. It may see the end of the stream before that."""
+        """Cancel the handler, because the client is gone. The handler may see the end of the stream before that."""
         if self.over:
             return
         self.over = True
         self._ended = True
         if self._rpc.network.rng.random() < 0.5:
-            self._inbox.clear()  # Received, but not by the handler.
+            self._inbox.clear()  # Received, but not read by the handler.
         self._wake()
         if self._rpc.network.rng.random() < 0.5:
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""Processes of a simulated world, and the timeline of all twins.
+"""Processes of a simulated world, and the timeline that all twins share.
 
 `coranto.testing.sim.loop.SimLoop` is a timeline in virtual time. `coranto.testing.sim.real_time.RealTimeline` is one in
 real time, on a running loop, so that the same twins work in a notebook.
@@ -48,7 +48,7 @@ class Timeline(Protocol):
         ...
 
     def task_ended(self, task: asyncio.Task[Any]) -> None:
-        """Note that a task of a living process has ended, unless it was cancelled."""
+        """Record that a task of a living process has ended without being cancelled."""
         ...
 
     def requeue(self, handles: list[asyncio.Handle]) -> None:
