@@ -45,7 +45,7 @@ _EXIT_SECONDS = 10.0
 class Cluster:
     """Brokers in this process: `async with Cluster(brokers=3) as cluster:`. Use it on one event loop.
 
-    Over several cells of a notebook: `cluster = await Cluster(brokers=3)`, and `await cluster.close()` in the end.
+    Over several cells of a notebook: `cluster = await Cluster(brokers=3)`, and `await cluster.close()` at the end.
 
     A cluster starts in some hundredths of a second. The broker must be installed: `coranto[broker]`.
     """
@@ -194,7 +194,7 @@ class Cluster:
         await self.ready(spec.name, timeout=timeout)
 
     async def ready(self, *journals: str, timeout: float = 30.0) -> None:
-        """Wait until journals have all their replicas, in agreement. Raises ClusterError after `timeout` seconds.
+        """Wait until journals have all replicas, which agree on the Route. Raises ClusterError after `timeout` seconds.
 
         Cancelling ends only the wait.
         """
@@ -205,7 +205,7 @@ class Cluster:
             except TimeoutError:
                 raise ClusterError(
                     f"{journal} has no full set of replicas after {timeout:g} s; "
-                    "is it there, and are enough brokers up?"
+                    "does it exist, and are enough brokers up?"
                 ) from None
 
     # -- Faults ----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """`Autoscaler`: measures streams and scales them according to their policies.
 
-Any number of processes may run one. If two make the same decision, one wins. Measurements are not stored: a new process
-first observes the streams for as long as the windows and the cool-down.
+Any number of processes may run an autoscaler. If two make the same decision, one wins. Measurements are not stored: a
+new process first observes the streams for as long as the windows and the cool-down.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Scaled:
 
 
 class Autoscaler:
-    """Scales streams by their load: the named ones, or by default all that have a policy.
+    """Scales streams by their load: the named streams, or by default all streams with a policy.
 
     If a change of a stream is cancelled, the next step or `Streams.resume` finishes it.
     """
@@ -82,7 +82,7 @@ class Autoscaler:
             await self._clock.sleep(interval)
 
     async def step(self) -> list[Scaled]:
-        """Measure once, scale the streams that need it, and return these.
+        """Measure once, scale the streams that need it, and return the scaled streams.
 
         Raises StreamNotFound for a name without a stream.
         """

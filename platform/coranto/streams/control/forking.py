@@ -84,9 +84,9 @@ async def fork_stream(
 
     Call it again after a crash or cancellation: it continues, and returns a complete fork as it is. Raises StreamExists
     if `name` is another stream, or if stores have decisions or marks of an earlier stream `name`; StreamNotFound;
-    ContentGone; JournalRecreated for offsets with the ids of earlier journals; InvalidInput for offsets without a cut
-    and for a stream of more than 40 segments; StreamChanged if others keep changing the stream; and errors of the
-    client.
+    ContentGone; JournalRecreated for offsets with the ids of earlier journals; InvalidInput for offsets outside of the
+    segments and for a stream of more than 40 segments; StreamChanged if others keep changing the stream; and errors of
+    the client.
     """
     validate_stream(name)
     await client.require_same(ends or {})
@@ -212,8 +212,8 @@ async def _add_parts(
         if await client.head(part.name):
             await _drop(client, name, (await client.list(selector)).journals, forks)
             raise StreamExists(
-                f"there is content of an earlier stream {name} ({part.name}) in the fragment stores, so that the fork "
-                "was dropped: remove it from them, or choose another name"
+                f"there is content of an earlier stream {name} ({part.name}) in the fragment stores, so the fork was "
+                "dropped: remove that content, or choose another name"
             )
 
 
@@ -229,4 +229,4 @@ async def _drop(client: JournalClient, name: str, parts: Sequence[JournalInfo], 
     try:
         await client.apply(changes)
     except EtcdTransactionFailed:
-        raise StreamChanged(f"another process forks the stream {name} too; look at it, and fork it again") from None
+        raise StreamChanged(f"another process forks the stream {name} too; check it, and fork it again") from None

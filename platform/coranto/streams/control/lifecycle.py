@@ -190,7 +190,7 @@ class Streams:
                 await try_changes(self._client, undo)
             raise StreamExists(
                 f"there is content of an earlier stream {name} (segment {occupied[0]}) in the fragment stores: remove "
-                "it from them, or choose another name"
+                "that content, or choose another name"
             )
         return await self.describe(name)
 
@@ -215,8 +215,8 @@ class Streams:
             # Coranto's brokers refuse this too, but Gazette's do not.
             if other := next((each for each in view.infos if nests(each, journal)), None):
                 raise InvalidInput(
-                    f"the journal {journal} would nest with {other}, and the folder of one within the other's in "
-                    "fragment stores; choose another name, without a '/'",
+                    f"the journal {journal} would nest with {other}, so that one folder in the fragment stores "
+                    "contains the other; choose another name, without a '/'",
                     field="name",
                 )
             newest = max(view.stream.segments.values(), key=lambda each: each.number)
@@ -255,7 +255,7 @@ class Streams:
         """Raise InvalidInput if other journals share the fragments of these journals."""
         for info in (await self._sharing(infos)).values():
             what = f"the stream {owner_of(info)}" if owner_of(info) else f"the journal {info.name}"
-            raise InvalidInput(f"{what} was forked from it and shares its fragments; delete that first")
+            raise InvalidInput(f"{what} was forked from it and shares its fragments; delete the fork first")
 
     async def _sharing(self, infos: Iterable[JournalInfo]) -> dict[str, JournalInfo]:
         """Return the journals that share fragments with forks, each with one of these forks."""
@@ -434,9 +434,9 @@ class Streams:
 
         A segment that a fork shares cannot be deleted. It stays, with the segments that succeed it, until the stream is
         truncated again without that fork, but it is no longer read. Truncation never moves back: a segment that already
-        begins after the cut is not changed. Fragments in stores are not removed. Raises InvalidInput if
-        this is not a cut of the stream, StreamChanged and StreamNotFound. After a cancellation, only some segments may
-        be truncated; call it again.
+        begins after the cut is not changed. Fragments in stores are not removed. Raises InvalidInput if this is not a
+        cut of the stream, StreamChanged and StreamNotFound. After a cancellation, only some segments may be truncated;
+        call it again.
         """
         view = await view_of(self._client, name)
         if view.stream.unfinished() and any(holds_of(info.spec) for info in view.infos.values()):
@@ -462,7 +462,7 @@ class Streams:
         groups += [[changed(view.of(stream.segments[each.number]), each, name)] for each in later]
         for batch in batched(groups, MAX_CHANGES):
             if await apply_changes(self._client, batch, self._clock) is None:
-                raise StreamChanged(f"another process changed stream {name}; look at it, and truncate it again")
+                raise StreamChanged(f"another process changed stream {name}; check it, and truncate it again")
         return await self.describe(name)
 
 

@@ -120,7 +120,7 @@ class GroupState:
             raise ReaderOffline(
                 f"reader {reader} is not a member of its group (any more): it was silent for too long, another reader "
                 "took its name, or the group was reset. Events that it delivered after its last reported position will "
-                "be delivered again; make another reader to continue"
+                "be delivered again; create another reader to continue"
             )
 
     def share(self, reader: str) -> int:

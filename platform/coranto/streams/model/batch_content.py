@@ -25,7 +25,7 @@ _WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
 def validate_batch_writer(name: str) -> str:
     """Return `name` if it can name a writer of batches of any kind. Raises InvalidInput."""
     if not _WRITER.fullmatch(name):
-        raise InvalidInput(f"{name[:100]!r} cannot name a writer of batches; give up to 40 letters, digits, - and _")
+        raise InvalidInput(f"{name[:100]!r} cannot name a writer of batches; use 1 to 40 letters, digits, - and _")
     return name
 
 

@@ -1,4 +1,4 @@
-"""The frontier of reading: the segments that are being read, and the next ones. Pure.
+"""The frontier of reading: the segments that are being read, and the next segments. Pure.
 
 A segment becomes *open*, and may be read, once all its predecessors have been read to their ends. A segment with some
 complete predecessors but not all is *waiting*. A complete segment stays in the frontier while one of its successors

@@ -36,7 +36,7 @@ class PendingMessages:
 
     def __post_init__(self) -> None:
         if not _PRODUCER.fullmatch(self.producer) or self.last_ack < 0:
-            raise InvalidInput(f"{self!r} are not messages: a producer is 12 hexadecimal digits, no clock is negative")
+            raise InvalidInput(f"{self!r} is invalid: a producer is 12 hexadecimal digits, and no clock is negative")
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,7 @@ class Stream:
         return self._successors.get(number, ())
 
     def ancestors(self, numbers: Iterable[int]) -> frozenset[int]:
-        """Return all remaining segments that the given ones succeed, directly or not."""
+        """Return all remaining ancestors of the given segments."""
         found: set[int] = set()
         todo = list(numbers)
         while todo:

@@ -5,8 +5,8 @@ later one. Times are numbers in any unit that the writers of a stream share. A w
 note is a *mark* in the journal `<stream>/marks`, with the ends of the writer's writes.
 
 Readers combine the marks into *watermarks*. Once every writer has noted a time of at least `lower`, all their earlier
-events are before the largest of their positions, segment by segment. A reader that is past that cut has seen all events
-of times below `lower`. All readers find the same watermarks, because these depend on the journal of marks only.
+events are before a cut: the largest of their positions in each segment. A reader past this cut has read all events of
+times below `lower`. All readers find the same watermarks, because these depend on the journal of marks only.
 
 A writer that is silent for `timeout` seconds no longer holds back the watermark. Its silence is measured by the time
 that other writers' clocks counted since its last mark, each between its own consecutive marks. Two clocks are never
@@ -79,7 +79,7 @@ class TimeMark:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """All events of times below `lower` are before `cut`. Until then, no writer had noted a time above `upper`."""
+    """All events of times below `lower` are before `cut`. When found, no writer had noted a time above `upper`."""
 
     lower: float
     upper: float

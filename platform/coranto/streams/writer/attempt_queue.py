@@ -43,7 +43,7 @@ class AttemptQueue:
         self.units.extend(reversed(later))
 
     def insert(self, units: Iterable[WriteUnit]) -> None:
-        """Add units without an attempt, in the order in the stream writer."""
+        """Add units without an attempt, sorted by their `order`."""
         self.units = deque(sorted([*self.units, *units], key=lambda unit: unit.order))
 
     def send_in_flight_again(self) -> None:

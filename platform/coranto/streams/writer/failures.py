@@ -28,7 +28,7 @@ def failure_of(error: CorantoError, *, doubtful: bool, first: bool) -> CorantoEr
 def failure_after(gap: Gap) -> EarlierWriteFailed:
     """Return the error of a unit above a gap."""
     error = EarlierWriteFailed(
-        f"not appended, as sequence {gap.sequence} failed ({gap.error}) and would count as durable. Give sequence "
+        f"not appended, as sequence {gap.sequence} failed ({gap.error}) and would count as durable. Write sequence "
         f"{gap.sequence} again, and then everything that failed after it"
     )
     error.__cause__ = gap.error

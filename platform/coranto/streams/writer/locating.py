@@ -39,7 +39,7 @@ async def find_append(
 ) -> int | None:
     """Find the offset of a message by its producer and clock, `within` a range of offsets that begins with a message.
 
-    An empty range means up to the head. Returns None if the message is not there, or the journal cannot be read within
+    An empty range extends to the head. Returns None if the message is not there, or the journal cannot be read within
     `timeout_seconds`, or MIN_TIMEOUT_SECONDS if that is more.
     """
 

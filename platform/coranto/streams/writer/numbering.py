@@ -22,7 +22,7 @@ class Numbering:
             self._numbers_itself = sequence is None
         elif self._numbers_itself is not (sequence is None):
             raise InvalidInput(
-                "either all that a writer is given has a sequence, or nothing; give a sequence each time or never",
+                "either all events and transactions of a writer have a sequence, or none; give one always or never",
                 field="sequence",
             )
         self.last += 1
@@ -32,8 +32,7 @@ class Numbering:
         """Raise InvalidInput if this is not a valid sequence for the writer."""
         if not self._stable:
             raise InvalidInput(
-                "a sequence means something only for a writer with an id; give the writer one, "
-                "or leave the sequence out",
+                "a sequence requires a writer with an id; give the writer an id, or omit the sequence",
                 field="sequence",
             )
         if not 0 <= sequence <= MAX_SEQUENCE:

@@ -56,9 +56,9 @@ class Reconciler:
         """The writer's entries in the segments before this one."""
 
     def begin(self, registers: Registers, head: int, lineage: Lineage) -> None:
-        """Begin from the registers and the head that the handshake found. Raises WriterExpired and WriterFenced."""
+        """Begin with the registers and the head from the handshake. Raises WriterExpired and WriterFenced."""
         shared, identity = self._shared, self._shared.identity
-        shared.require_alive()  # Contact with another segment may have ended the writer.
+        shared.require_alive()  # The handshake with another segment may have ended the writer.
         entry = registers.entries.get(identity.label)
         self.lineage = lineage
         if identity.stable and entry is None and not shared.fresh and (registers.forgot or lineage.forgot):
@@ -264,7 +264,7 @@ class Reconciler:
             attempt,
             PreconditionFailed(
                 f"fence {fence.name} of {self.segment.journal} "
-                f"{'was raised by another' if actual else 'is not raised here'}; nothing was written",
+                f"{'was raised again' if actual else 'is not raised here'}; nothing was written",
                 actual,
             ),
         )

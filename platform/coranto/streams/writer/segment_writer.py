@@ -110,7 +110,7 @@ class SegmentWriter:
             await asyncio.wait((self._driver,))
 
     def adopt(self, units: Iterable[WriteUnit]) -> None:
-        """Queue units of a segment that was left, in the order in the stream writer."""
+        """Queue units of a segment that was left, sorted by their `order`."""
         self._closed = False  # A closed writer must then be closed again.
         self._queue.insert(units)
         if self._queue.units:

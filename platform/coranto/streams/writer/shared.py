@@ -64,7 +64,7 @@ class Shared:
             raise self.dead
 
     def taken(self, unit: WriteUnit) -> None:
-        """Count a unit that the writer was given, and close the gap that it fills."""
+        """Count a new unit, and close the gap that it fills."""
         self.gaps.given(unit)
         if self.tracer is not None:
             unit.span = self.tracer.span("publish", self.stream, "PRODUCER", bytes=unit.size, events=len(unit.events))
@@ -140,7 +140,7 @@ class Shared:
         )
 
     async def certain_barrier(self, journal: str, min_revision: int = 0) -> AppendResult:
-        """Make a `barrier`, and check that missing registers do not exist. Raises IndexHasGreaterOffset otherwise.
+        """Make a `barrier`. Raises IndexHasGreaterOffset if it returns no registers, but they may exist.
 
         A broker that took a sealed journal over from unavailable brokers answers `barrier` as if the journal were
         empty. When those brokers return, the registers and the content are there again.

@@ -231,7 +231,7 @@ class StreamWriter(Generic[E]):
         if that is still the last fence raised under its name. Otherwise `commit` raises PreconditionFailed.
         """
         if not timeout > 0:
-            raise InvalidInput(f"{timeout!r} is not a time to be open; give seconds above 0", field="timeout")
+            raise InvalidInput(f"{timeout!r} is not a timeout; give seconds above 0", field="timeout")
         self._check_conditions(expected_offset, fence)
         if sequence is not None:
             self._numbering.check(sequence)

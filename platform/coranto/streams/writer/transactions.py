@@ -117,7 +117,7 @@ TABLE: Final[Mapping[tuple[TransactionState, TransactionEvent], tuple[Transactio
 def transition(
     state: TransactionState, call: TransactionEvent, *, name: str, timeout: float
 ) -> tuple[TransactionState, TransactionAction]:
-    """Return the state after an event, and the action to take. Errors call the transaction `name`.
+    """Return the state after an event, and the action to take. `name` names the transaction in errors.
 
     Raises TransactionStateError for an event that the state refuses, and TransactionTimeout if the transaction was open
     for more than `timeout` seconds. The state then does not change.
@@ -163,8 +163,8 @@ class Committer(Protocol[E]):
 class Transaction(Generic[E]):
     """A transaction on one routing key. Use as `async with writer.transaction(key) as txn:`; leaving the block commits.
 
-    Not for concurrent use by tasks. A cancellation inside the block aborts the transaction. Cancelling `commit`
-    only stops the waiting: the commit continues, and calling `commit` again returns its outcome.
+    Not for concurrent use by tasks. A cancellation inside the block aborts the transaction. Cancelling `commit` only
+    stops the waiting: the commit continues, and calling `commit` again returns its outcome.
     """
 
     def __init__(

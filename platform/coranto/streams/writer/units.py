@@ -64,8 +64,8 @@ Done: TypeAlias = asyncio.Future[EventPosition] | asyncio.Future[CommitResult]
 class WriteUnit:
     """One event or transaction. `order` numbers all units of a stream writer, and `place` is the place of its key.
 
-    `sequence` is from the user, if any. `size` is in bytes of the journal. `begun` is when the commit of
-    a transaction began, in monotonic seconds.
+    `sequence` is from the user, if any. `size` is in bytes of the journal. `begun` is when the commit of a transaction
+    began, in monotonic seconds.
     """
 
     __slots__ = (

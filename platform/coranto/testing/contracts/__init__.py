@@ -1,1 +1,1 @@
-"""Contract tests for custom fragment stores and coordinators. The consumers' package has those for its stores."""
+"""Contract tests for custom fragment stores and coordinators. For consumers' stores, see their package."""

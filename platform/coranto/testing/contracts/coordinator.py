@@ -39,7 +39,7 @@ class CoordinatorContract:
 
     def run(self, scenario: Scenario) -> None:
         """Run a scenario with a coordinator."""
-        raise NotImplementedError("a subclass gives the coordinator that is tested")
+        raise NotImplementedError("a subclass provides the coordinator to test")
 
     @pytest.fixture
     def root(self, request: pytest.FixtureRequest) -> str:

@@ -33,7 +33,7 @@ class FragmentStoreContract:
 
     @pytest.fixture
     def store(self) -> FragmentStore:
-        raise NotImplementedError("a subclass gives the store that is tested")
+        raise NotImplementedError("a subclass provides the store to test")
 
     @pytest.fixture
     def file_root(self, tmp_path: Path) -> Path:

@@ -54,7 +54,7 @@ class Network:
         return self._cuts.get((source, target), 0) > 0
 
     def cut(self, source: str, target: str) -> Callable[[], None]:
-        """Hold all messages from `source` to `target`. Return a function that ends this cut. Cuts add up."""
+        """Hold all messages from `source` to `target`. Return a function that ends this cut. Cuts may overlap."""
         self._cuts[source, target] += 1
         for observer in list(self._on_cut):
             observer(source, target)

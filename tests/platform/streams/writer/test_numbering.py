@@ -20,7 +20,7 @@ def test_units_are_numbered_consecutively() -> None:
 def test_either_all_units_have_a_sequence_or_none(first: int | None) -> None:
     numbering = Numbering(stable=True)
     numbering.next(first)
-    with pytest.raises(InvalidInput, match="either all that a writer is given has a sequence, or nothing"):
+    with pytest.raises(InvalidInput, match="either all events and transactions of a writer have a sequence, or none"):
         numbering.next(8 if first is None else None)
     assert numbering.next(first) == 2  # Refused units have no number.
 

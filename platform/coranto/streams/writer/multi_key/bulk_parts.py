@@ -65,7 +65,7 @@ class BulkPart:
 
 
 def acknowledgements(parts: Sequence[BulkPart]) -> dict[str, bytes]:
-    """Return the acknowledgements of parts by journal. Readers deliver parts in the given order."""
+    """Return the acknowledgements of parts by journal. Readers deliver the parts in this order."""
     found: dict[str, bytes] = {}
     for part in parts:
         found[part.journal] = found.get(part.journal, b"") + part.acknowledgement

@@ -80,7 +80,7 @@ class DecisionLog:
             if self.clock.monotonic() > deadline:
                 raise Unavailable(
                     f"stream {self.stream} changed at etcd revision {gate.revision}, and the broker that lists it "
-                    f"knows only revision {stream.revision}: look at its connection to etcd, or name another broker"
+                    f"knows only revision {stream.revision}: check its connection to etcd, or use another broker"
                 )
             await self.clock.sleep(_POLL_SECONDS)
         return StreamSnapshot(gate.token, gate, stream)

@@ -101,8 +101,8 @@ class MultiKeyTransaction(Generic[E]):
         """Commit, and return the positions of the events. They are then durable, and readable if `visible` is true.
 
         Cancelling only stops the waiting: a later `commit` returns the outcome. Raises StreamSealed,
-        TransactionTimeout, WriteError, whose `outcome` says if the transaction may be committed, and errors of
-        the client.
+        TransactionTimeout, WriteError, whose `outcome` says if the transaction may be committed, and errors of the
+        client.
         """
         return await self._outcome(self._apply(TransactionEvent.COMMIT))
 

@@ -115,9 +115,9 @@ class _SegmentsChanged(_Restart):
 class MultiKeyWriter(Generic[E]):
     """A writer of transactions on several keys. Use as `async with MultiKeyWriter(client, "orders") as writer:`.
 
-    Safe for many tasks. Their transactions run concurrently, each all or nothing, in no particular order.
-    Cancelling a caller revokes no commit (see `MultiKeyTransaction.commit`). After a cancelled `open` or `close`, work
-    of decided transactions may be left to the next `open`.
+    Safe for many tasks. Their transactions run concurrently, each all or nothing, in no particular order. Cancelling a
+    caller revokes no commit (see `MultiKeyTransaction.commit`). After a cancelled `open` or `close`, work of decided
+    transactions may be left to the next `open`.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class MultiKeyWriter(Generic[E]):
         It is aborted if it is open for more than `timeout` seconds.
         """
         if not timeout > 0:
-            raise InvalidInput(f"{timeout!r} is not a time to be open; give seconds above 0", field="timeout")
+            raise InvalidInput(f"{timeout!r} is not a timeout; give seconds above 0", field="timeout")
         return MultiKeyTransaction(self._encode, self._commit, self._log.clock, timeout)
 
     # -- For transactions ----------------------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ class MultiKeyWriter(Generic[E]):
 
 
 def _worst(failures: Sequence[BaseException]) -> BaseException:
-    """Choose the error to raise when events could not be appended, so that nothing is committed."""
+    """Choose the error to raise after failed appends of events. Nothing is committed then."""
     for each in failures:
         if not isinstance(each, NotAllowed | JournalNotFound | AppendOutcomeUnknown | RegisterMismatch):
             return each
