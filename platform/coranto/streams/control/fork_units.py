@@ -35,8 +35,9 @@ async def torn_units(
 
     These are transactions on one key and events that are only partly below the cut. `ends` are the ends of segments at
     a moment when all decided transactions are complete. Each segment is read from its first remaining content, to its
-    end if there are transactions on several keys, otherwise to the cut. `progress` counts the bytes read. Raises errors
-    of the client, OffsetJump for content that is missing in between, and CorruptMessage.
+    end if there are transactions on several keys, otherwise to the cut: content that retention has removed cannot be
+    torn. `progress` counts the bytes read. Raises errors of the client, OffsetJump for content that is missing in
+    between, and CorruptMessage.
     """
     decided = await _decided(client, stream, events, entropy)
     spans: dict[str, dict[int, SegmentSpan]] = {}

@@ -54,7 +54,7 @@ from coranto.wire import protocol_pb2 as pb
 
 _ATTEMPTS: Final = 20
 MAX_SEGMENTS: Final = 40
-"""Maximum segments of a forked stream. One change forks them all, so a crash leaves all of the forks or none."""
+"""Maximum segments of a stream to fork. One change forks them all, so a crash leaves all of the forks or none."""
 
 
 @dataclass(frozen=True, slots=True)

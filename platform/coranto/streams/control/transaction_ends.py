@@ -1,4 +1,4 @@
-"""Appends of the acknowledgements that end multi-key transactions in a segment. Any process may make them."""
+"""Appends of the acknowledgements that end multi-key transactions in a segment: each once, by any process."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class StateSynchronizer(Generic[S, U]):
             await self._load()
             while self._fold.state is None:
                 record = self._record("state", self._model.states.dump_python(state, mode="json"))
-                # Empty registers pass any check except this one, which holds only for the first append.
+                # Empty registers pass any check. The first append sets HELD_LABEL, which refuses all others.
                 await self._append(*record, labels.label_selector(exclude=[(HELD_LABEL, "")]))
             return self._fold.state
 

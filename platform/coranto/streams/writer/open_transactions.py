@@ -20,7 +20,7 @@ class OpenTransactions(Generic[E]):
     def __init__(self, stream: str, clock: Clock, counters: WriterCounters) -> None:
         self._stream = stream
         self._clock = clock
-        self._tally = counters
+        self._counters = counters
         self._open: dict[str, Transaction[E]] = {}
         self._reaper: asyncio.Task[None] | None = None
         self._reaps_at = math.inf
@@ -36,7 +36,7 @@ class OpenTransactions(Generic[E]):
             )
         transaction.deadline = self._clock.monotonic() + transaction.timeout
         self._open[key] = transaction
-        self._tally.metrics.open.inc()
+        self._counters.metrics.open.inc()
         if transaction.deadline < self._reaps_at:
             if self._reaper is not None:
                 self._reaper.cancel()
@@ -47,13 +47,13 @@ class OpenTransactions(Generic[E]):
         """Remove a transaction that is no longer open."""
         if self._open.get(transaction.key) is transaction:
             del self._open[transaction.key]
-            self._tally.metrics.open.dec()
+            self._counters.metrics.open.dec()
 
     def ended(self, transaction: Transaction[E]) -> None:
         """Remove and count a transaction that was aborted or timed out."""
         self.remove(transaction)
         timed_out = transaction.raw_state is TransactionState.TIMED_OUT
-        self._tally.ended("timed_out" if timed_out else "aborted", transaction.place, transaction.sequence)
+        self._counters.ended("timed_out" if timed_out else "aborted", transaction.place, transaction.sequence)
 
     async def close(self) -> None:
         """Abort all open transactions."""

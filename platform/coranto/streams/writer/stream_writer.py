@@ -114,13 +114,13 @@ class StreamWriter(Generic[E]):
         self._fresh = fresh
         self._shared: Shared | None = None
         self._routing: Routing | None = None
-        self._notes: TimeMarkWriter | None = None
+        self._time_marks: TimeMarkWriter | None = None
         self._closed = False
         self._end_bytes = 0  # The size of a transaction end.
         self._places: dict[str, int] = {}
         self._numbering = Numbering(stable=self.identity.stable)
-        self._tally = WriterCounters(self.metrics, self.stream, self.identity.writer, self._clock)
-        self._open: OpenTransactions[E] = OpenTransactions(self.stream, self._clock, self._tally)
+        self._counters = WriterCounters(self.metrics, self.stream, self.identity.writer, self._clock)
+        self._open: OpenTransactions[E] = OpenTransactions(self.stream, self._clock, self._counters)
 
     async def __aenter__(self) -> StreamWriter[E]:
         """Open the writer.
@@ -152,7 +152,7 @@ class StreamWriter(Generic[E]):
             events,
             self._clock,
             ProducerClock(lambda: int(self._clock.now() * 1e9)),
-            self._tally,
+            self._counters,
             self._in_flight,
             self._batch_bytes,
             self._retry_timeout,
@@ -162,7 +162,7 @@ class StreamWriter(Generic[E]):
         self._format = events
         self._end_bytes = len(events.transaction_end(build_uuid(self.identity.producer, 0, 0), self.identity.writer, 0))
         self._routing = Routing(self._shared, self.stream, stream)
-        self._notes = TimeMarkWriter(self._shared, self.stream, self._wait_resolved, self._ends)
+        self._time_marks = TimeMarkWriter(self._shared, self.stream, self._wait_resolved, self._ends)
 
     # -- Writing -------------------------------------------------------------------------------------------------------
 
@@ -244,8 +244,8 @@ class StreamWriter(Generic[E]):
         (`coranto.streams.model.watermarks`), once everything written before is durable.
         """
         self._require_open()
-        assert self._notes is not None
-        self._notes.note(time)
+        assert self._time_marks is not None
+        self._time_marks.note(time)
 
     async def flush(self) -> None:
         """Wait until everything written so far is resolved, and noted times are in the stream.
@@ -255,8 +255,8 @@ class StreamWriter(Generic[E]):
         """
         shared = self._ready
         await self._wait_resolved()
-        if self._notes is not None:
-            await self._notes.flush()
+        if self._time_marks is not None:
+            await self._time_marks.flush()
         failure, shared.failure = shared.failure, None
         if failure is not None:
             raise failure
@@ -314,8 +314,8 @@ class StreamWriter(Generic[E]):
                 WriterClosed(f"the writer was closed, and this was not appended within {deadline:g} s")
             )
             await self._shared.close()
-            if self._notes is not None:
-                await self._notes.close(deadline)
+            if self._time_marks is not None:
+                await self._time_marks.close(deadline)
 
     # -- For transactions ----------------------------------------------------------------------------------------------
 
@@ -377,7 +377,7 @@ class StreamWriter(Generic[E]):
         done: ShieldedFuture[CommitResult] = ShieldedFuture(loop=asyncio.get_running_loop())
         if not events:
             self._require_open()
-            self._tally.ended("empty", place, sequence)
+            self._counters.ended("empty", place, sequence)
             done.set_result(CommitResult("", -1, -1, -1, place, -1, -1))
             return done
         unit = WriteUnit(
@@ -460,5 +460,5 @@ class StreamWriter(Generic[E]):
 
     def _ends(self) -> dict[int, int]:
         """Return the end offset of the writes of each segment that still exists."""
-        there = self._ready_routing.stream.segments
-        return {number: end for number, end in self._ready.ends.items() if number in there}
+        segments = self._ready_routing.stream.segments
+        return {number: end for number, end in self._ready.ends.items() if number in segments}

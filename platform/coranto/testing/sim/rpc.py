@@ -361,8 +361,8 @@ class SimCall:
         self._server = _ServerEnd(self._rpc, self, self._down, process, service)
 
     def _is_lost(self, to_server: bool, message: tuple[Any, ...]) -> bool:
-        hear = self._rpc.on_delivery
-        if hear is None or hear(self, to_server, message):
+        on_delivery = self._rpc.on_delivery
+        if on_delivery is None or on_delivery(self, to_server, message):
             return False
         self.lose()
         return True

@@ -184,16 +184,16 @@ class BulkCommitter:
             validate_batch_writer(writer)
         placed, doubt = list(parts), _Doubt()
         try:
-            mine = await self._decided(placed, doubt, writer, batch, accept_loss, kept, digest, planned_behind)
+            committed = await self._decided(placed, doubt, writer, batch, accept_loss, kept, digest, planned_behind)
         except CorantoError as error:
             if doubt.reason is not None:  # A rollback would drop events that may be decided.
                 raise self._log.unknown(doubt.reason, error) from error
             given = {each.producer for each in parts} if doubt.of_earlier else set()
             await roll_back(self._client, [each for each in placed if each.producer not in given])
             raise
-        if not mine:
+        if not committed:
             await roll_back(self._client, placed)
-        return mine
+        return committed
 
     async def _decided(
         self,

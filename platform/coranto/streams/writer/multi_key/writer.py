@@ -233,9 +233,9 @@ class MultiKeyWriter(Generic[E]):
         if self._cached_snapshot is not None:
             return self._cached_snapshot
         snapshot = await self._log.snapshot()
-        there = {segment.journal for segment in snapshot.stream.segments.values()} | {dead_letters_journal(self.stream)}
-        self._held &= there
-        self._batches = {journal: batches for journal, batches in self._batches.items() if journal in there}
+        known = {segment.journal for segment in snapshot.stream.segments.values()} | {dead_letters_journal(self.stream)}
+        self._held &= known
+        self._batches = {journal: batches for journal, batches in self._batches.items() if journal in known}
         self._cached_snapshot = snapshot
         self._decided_to = max(self._decided_to, snapshot.gate.end)
         return snapshot
