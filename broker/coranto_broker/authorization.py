@@ -1,4 +1,4 @@
-"""The rules of authorization for a broker's methods."""
+"""The capability that each RPC method of a broker requires."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ RULES: Final[Mapping[str, Capability]] = {
 }
 """The capability that each method of `protocol.Journal`, `coranto.Journals` and `coranto.Appends` requires.
 
-A method that is not here cannot be served.
+A method without an entry cannot be served.
 """

@@ -1,4 +1,4 @@
-"""Work of a broker that outlives the calls that need it."""
+"""Background tasks of a broker, which outlive the calls that start them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _log = structlog.get_logger(__name__)
 
 
 class Background:
-    """The tasks that run until the broker stops."""
+    """The background tasks of a broker, which cancels them when it stops."""
 
     def __init__(self) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run work until the broker stops."""
+        """Start a background task. If it fails, the error is logged."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._ended)

@@ -52,13 +52,13 @@ _log = structlog.get_logger(__name__)
 
 
 class EndingStream(Protocol):
-    """A client's stream that gets a notice before this broker exits."""
+    """A client's stream that is notified before this broker exits."""
 
     def announce_end(self) -> None: ...
 
 
 class Broker:
-    """The effects and long-lived parts of one broker process."""
+    """The long-lived components of one broker process, and the effects (clock, disk, etcd) that they use."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Broker:
         fragments: FragmentCache | None = None,
         residence: Residence | None = None,
     ) -> None:
-        """The key space must be loaded, with this broker's member key.
+        """Before `start`, `keyspace` must be loaded and have this broker's member key.
 
         `residence` confirms that the data directory belongs to this etcd. None means that this was not checked.
         """
@@ -86,7 +86,7 @@ class Broker:
         self.session: MemberSession | None = None
         self.metrics = Metrics()
         self.tracer = tracer()
-        """Begins spans; None without traces."""
+        """Creates spans; None if this process is not traced."""
         keys = keys_of(settings)
         self.provider = provider_of(settings, self.metrics.registry)
         self.authorizer = Authorizer(keys, clock, RULES, self.provider)
@@ -104,13 +104,13 @@ class Broker:
         )
         self.blocking_reads = BlockingReads(settings.max_blocking_reads, self.metrics.reads_refused.inc)
         self.receive_budget = ReceiveBudget(settings.group_append_bytes)
-        for reason in REASONS:  # A series of each is there from the start, with 0.
+        for reason in REASONS:  # Create the series of every reason, with value 0.
             self.metrics.append_streams_ended.labels(reason)
-        # In order, so that a simulation can be replayed.
+        # Ordered, because simulations must be deterministic.
         self.proxied: dict[Any, None] = {}
         self.append_streams: dict[EndingStream, None] = {}
         self.frames: FramePort | None = None
-        """This broker's port for frames; None while it serves none."""
+        """The port of the frame transport; None while the transport is not served."""
         self.is_stopping = False
         self.disk = disk
         self.background = Background()
@@ -199,7 +199,7 @@ class Broker:
         return spec
 
     async def exit(self) -> None:
-        """Store content that only this broker has, then leave the in-sync records, so that others can continue.
+        """Stop, store content that only this broker has, and leave the in-sync records, so that other brokers continue.
 
         Stopping, storing and leaving take at most `exit_seconds` each.
         """
@@ -208,7 +208,7 @@ class Broker:
         await self.replicas.leave_records(kept)
 
     async def stop(self) -> None:
-        """Stop serving local replicas, and store content that is only here, in bounded time."""
+        """Stop serving local replicas, and store content that only this broker has. Takes bounded time."""
         self.is_stopping = True
         for stream in self.append_streams:
             stream.announce_end()
@@ -225,7 +225,7 @@ class Broker:
         await asyncio.gather(*unfinished, return_exceptions=True)
 
     async def close(self) -> None:
-        """Close the connections to peers."""
+        """Close the fragment cache and the connections to peers."""
         await self.fragments.close()
         await self.peers.close()
 
@@ -234,13 +234,13 @@ class Broker:
         return unrouted_header(self.member, state.header)
 
     def journal_not_found(self) -> bytes:
-        """Return the encoded response to an append to a journal that does not exist, or that its sender may not see."""
+        """Return the encoded response to an append to a journal that is missing or hidden from the caller."""
         header = self.unrouted_header(self.keyspace.state)
         return pb.AppendResponse(status=pb.JOURNAL_NOT_FOUND, header=header).SerializeToString()
 
     @property
     def values(self) -> dict[str, Callable[[], float]]:
-        """The functions that read the values of `metrics.WATCHED`, by name."""
+        """The functions that read the gauges of `metrics.WATCHED`, by name."""
         return {
             "journals": lambda: len(self.resolver.local_replicas),
             "journals_held_back": lambda: self.store_watch.backlog.held,

@@ -1,7 +1,7 @@
-"""Counters for events of every append, much cheaper than `prometheus_client`'s.
+"""Counters and histograms for the hot path of appends, much cheaper than `prometheus_client`'s.
 
-The latter take a lock and look up labels each time. The counters here belong to one event loop, and metric families are
-made only when they are collected.
+Those take a lock and look up labels for every event. The ones here are used from a single event loop, and build metric
+families only at collection.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FastLabeledCounter(Collector):
 
 
 class FastHistogram(Collector):
-    """A histogram without labels. `bounds` are the inclusive ends of its buckets, without the last, infinite one."""
+    """A histogram without labels. `bounds` are the inclusive upper bounds of its buckets, without +Inf."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
         self.sum = 0.0

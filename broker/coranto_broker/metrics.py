@@ -15,20 +15,20 @@ from coranto_broker.quotas import QuotaMetrics
 
 WATCHED: Final = {
     "journals": "Journals that are assigned to this broker.",
-    "journals_held_back": "Journals that refuse appends since too much of them waits to be stored, or is refused.",
+    "journals_held_back": "Journals that refuse appends: too much content is unstored, or their store refuses it.",
     "fragments_pending": "Completed fragments that are not in their store yet.",
     "fragments_without_copy": "Of these, fragments whose local file is damaged and that have no known good copy yet.",
-    "spools_unreadable": "Spools that the disk refuses to read; they are tried again.",
+    "spools_unreadable": "Spools that cannot be read from the disk; the broker retries.",
     "disk_short_of_room": "1 while less than disk_reserve_bytes is free; else 0.",
-    "append_bytes_held": "Bytes held of appends without an answer, and of answers that their clients have not taken.",
-    "unpersisted_bytes": "Content that this broker is to store and has not stored yet, growing fragments included.",
-    "unpersisted_age_seconds": "Time since the first append to the oldest of it; 0 without any.",
+    "append_bytes_held": "Bytes held of unanswered appends, and of answers that clients have not read.",
+    "unpersisted_bytes": "Content that this broker must store and has not stored yet, growing fragments included.",
+    "unpersisted_age_seconds": "Time since the first append to the oldest unstored content; 0 without any.",
 }
-"""Gauges whose values are read from the broker when they are collected, by name, with their help texts."""
+"""The help texts, by name, of gauges that are read from the broker at collection."""
 
 
 class UnderWay:
-    """A context manager that counts how many of its blocks are being executed."""
+    """A context manager that counts its open blocks. Reentrant."""
 
     __slots__ = ("count",)
 
@@ -43,7 +43,7 @@ class UnderWay:
 
 
 class FramesUse(Protocol):
-    """The use of a server of frames: its open connections by method, and their received bytes."""
+    """The usage of a frame server: its open connections and their unread bytes, by method."""
 
     on_refusal: Callable[[str], None]
 
@@ -56,7 +56,7 @@ class FramesUse(Protocol):
 
 
 class Metrics:
-    """Counters of one broker, in a registry of its own."""
+    """The metrics of one broker, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -129,13 +129,13 @@ class Metrics:
         )
 
     def under_way(self, method: str) -> UnderWay:
-        """Return a context manager that counts calls of a method while they are under way."""
+        """Return a context manager that counts the calls of a method in flight."""
         calls = UnderWay()
         self.calls.labels(method).set_function(lambda: calls.count)
         return calls
 
     def watch_frames(self, frames: FramesUse, methods: Iterable[str], reasons: Iterable[str]) -> None:
-        """Read the connections' use from a server of frames, and let it count refusals by reason."""
+        """Export the usage of a frame server, and count its refusals by reason."""
         for method in methods:
             self.frame_connections.labels(method).set_function(partial(frames.under_way, method))
             self.frame_bytes_held.labels(method).set_function(partial(frames.held, method))
@@ -148,11 +148,11 @@ class Metrics:
         self.stores_healthy.labels(url).set(healthy)
 
     def store_forgotten(self, url: str) -> None:
-        """Remove the health of a fragment store that is not in use any more."""
+        """Remove the health of a fragment store that is no longer used."""
         self.stores_healthy.remove(url)
 
     def watch(self, facts: dict[str, str], values: Mapping[str, Callable[[], float]]) -> None:
-        """Add metrics of the process and of its broker: `facts` about it, and the `values` of WATCHED by name."""
+        """Add metrics of the process, the `facts` about the broker, and the gauges of WATCHED with their `values`."""
         ProcessCollector(registry=self.registry)
         Info("coranto_broker", "The identity and version of this broker.", registry=self.registry).info(facts)
         Gauge("coranto_tasks", "Tasks of the event loop.", registry=self.registry).set_function(

@@ -1,7 +1,7 @@
-"""Exclusive ownership that passes from task to task. Waiting for it ends when its basis is invalidated.
+"""Exclusive ownership that passes from task to task.
 
 A replica has one spool and one pipeline, and each has one owner at a time (seed 001 "Components"). A wait for either
-ends when the resolution that led to the replica is invalidated.
+fails when the resolution that led to the replica is invalidated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Invalidated(Exception):
-    """The awaited object is no longer the right one; resolve again. Internal to the broker."""
+    """The resolution of a waiting task is outdated; resolve again. Internal to the broker."""
 
 
 class Signal:
@@ -24,7 +24,7 @@ class Signal:
 
     def __init__(self) -> None:
         self.fired = False
-        # In order, so that a simulation can be replayed.
+        # Ordered, because simulations must be deterministic.
         self._waiters: dict[asyncio.Future[object], None] = {}
 
     def fire(self) -> None:
@@ -56,10 +56,10 @@ class Signal:
 
 
 class Waiters:
-    """Waits for a repeated event. It is true while there are some."""
+    """The waiters for a recurring event. True while there are any."""
 
     def __init__(self) -> None:
-        self._waiting: dict[asyncio.Future[object], None] = {}  # In order, too.
+        self._waiting: dict[asyncio.Future[object], None] = {}  # Ordered, too.
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -90,10 +90,10 @@ class Waiters:
 
 
 class Slot(Generic[T]):
-    """A holder of one object, which is empty while a task owns the object. Takers are served in order."""
+    """A slot for one object, empty while a task owns the object. Waiters are served first-in, first-out."""
 
     def __init__(self) -> None:
-        """Begin with an empty slot. The maker of the object owns it first and gives it to the slot with `put`."""
+        """Create an empty slot. The creator of the object is its first owner, and hands it over with `put`."""
         self._value: list[T] = []  # At most one.
         self._refusal = ""
         self._waiters: deque[asyncio.Future[object]] = deque()
@@ -124,17 +124,17 @@ class Slot(Generic[T]):
         if until is not None:
             until.add(waiter)
         try:
-            return await waiter  # type: ignore[return-value]  # `put` is what resolves it.
+            return await waiter  # type: ignore[return-value]  # Only `put` sets a result.
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.put(waiter.result())  # type: ignore[arg-type]  # It got the object during the cancellation.
+                self.put(waiter.result())  # type: ignore[arg-type]  # `put` came just before the cancellation.
             raise
         finally:
             if until is not None:
                 until.discard(waiter)
 
     def refuse(self, problem: str) -> None:
-        """Raise Unavailable with this problem in all waiters, and in all later ones until the next `put`."""
+        """Fail all waiters, and all later ones until the next `put`, with Unavailable and this text."""
         self._refusal = problem
         waiters, self._waiters = self._waiters, deque()
         for waiter in waiters:

@@ -1,4 +1,4 @@
-"""A limit on concurrent work, so that work for thousands of journals leaves time for a broker's lease and calls."""
+"""A limiter of concurrent jobs, so that jobs for thousands of journals do not delay a broker's lease and calls."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 SLOT_SECONDS = 0.5
-"""The longest time that work holds a slot."""
+"""The time after which a job loses its slot."""
 MAX_SLOTS = 64
-"""The most slots of one limiter."""
+"""The default number of slots."""
 MAX_AT_WORK = 512
-"""The most concurrent works of one limiter, with or without a slot.
+"""The default limit on concurrent jobs, with or without a slot.
 
-Without this bound, a broker that is slow for some time would begin ever more work, and become slower.
+Without it, a broker that is slow for some time would start ever more jobs, and become slower.
 """
 
 _Waiter = asyncio.Future[None]
 
 
 class PriorityLimiter:
-    """Gives slots to waiting work first-in first-out, preferred names first (`prefer`).
+    """Gives slots to waiting jobs first-in, first-out, preferred jobs first (`prefer`).
 
-    Long work, such as a wait for a peer that does not answer, loses its slot after SLOT_SECONDS and continues without
-    one, so that it does not block the rest. It keeps its slot while `most` works are under way.
+    A long job, such as a wait for a peer that does not answer, loses its slot after SLOT_SECONDS and continues without
+    one, so that it does not block other jobs. It keeps its slot while `most` jobs are running.
     """
 
     def __init__(self, slots: int = MAX_SLOTS, most: int = MAX_AT_WORK) -> None:
@@ -37,11 +37,11 @@ class PriorityLimiter:
 
     @property
     def waiting(self) -> int:
-        """The number of works that wait for a slot."""
+        """The number of jobs that wait for a slot."""
         return len(self._ordinary) + len(self._preferred)
 
     def prefer(self, name: str) -> None:
-        """Move the work of this name before all ordinary work. No effect if it does not wait."""
+        """Move the waiting job of this name ahead of all ordinary jobs. No effect if it does not wait."""
         waiter = self._by_name.get(name)
         if waiter is not None and waiter in self._ordinary:
             del self._ordinary[waiter]
@@ -49,7 +49,7 @@ class PriorityLimiter:
 
     @asynccontextmanager
     async def slot(self, name: str, *, preferred: bool = False) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it during the block, for at most SLOT_SECONDS. `preferred` is like `prefer`."""
+        """Run the block as a job, once it has a slot. `preferred` is like `prefer`."""
         await self._take(name, self._preferred if preferred else self._ordinary)
         self._at_work += 1
         loop = asyncio.get_running_loop()
@@ -83,7 +83,7 @@ class PriorityLimiter:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self._release()  # It got a slot during the cancellation.
+                self._release()  # It got a slot just before the cancellation.
             raise
         finally:
             self._ordinary.pop(waiter, None)

@@ -4,8 +4,8 @@ A caller over a rate is delayed, in the order of its calls, until the rate allow
 `delay_seconds`, the call is rejected, and nothing of it was applied. The content of a call that was admitted is paced
 by further delays and is not rejected. The excess counts against the caller's next calls.
 
-Callers are known by the subject (`sub`) of their tokens, otherwise as `coranto.security.admission.caller_of` says.
-Brokers' own calls have no quota: the broker that a client calls has counted them.
+A caller is identified by the subject (`sub`) of its token, otherwise by `coranto.security.admission.caller_of`.
+Calls between brokers have no quota: the broker that a client called has counted them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.rpc.source import MessageSink
 
 BURST_SECONDS: Final = 1.0
-"""A caller that was idle may use the rate of so many seconds without delay."""
+"""The burst of an idle caller: its use is not delayed up to the quota of this many seconds."""
 LOG_SECONDS: Final = 1.0
 REPORTED_SECONDS: Final = 3600.0
-"""Seconds after its last rejected call until operators no longer see a caller."""
+"""The time that a caller is reported to operators, after its last rejected call."""
 _MAX_CALLERS: Final = 10_000
 _MAX_REPORTED: Final = 100
 _log = structlog.get_logger(__name__)
@@ -72,9 +72,9 @@ class QuotaFile(BaseModel):
 
     delay_seconds: Annotated[float, Field(ge=0, le=60)] = 1.0
     default: Quota = Quota()
-    """The quota of each caller that has none of its own."""
+    """The quota of each caller without its own."""
     callers: dict[str, Quota] = {}
-    """The quotas by the subject of tokens."""
+    """The quotas by token subject."""
 
     @classmethod
     def read(cls, path: Path) -> QuotaFile:
@@ -108,10 +108,10 @@ class QuotaMetrics:
 
 
 class Quotas:
-    """The use of one broker by caller. An empty caller has no quota."""
+    """The usage of one broker, by caller. The caller "" has no quota."""
 
     def __init__(self, file: QuotaFile | None, clock: Clock, metrics: QuotaMetrics, etcd_caller_bytes: int = 0) -> None:
-        """Without a `file` there is no quota. `etcd_caller_bytes` is for callers whose quota does not have it."""
+        """Without a `file` there is no quota. `etcd_caller_bytes` is for callers whose quota does not set it."""
         self._is_on = file is not None
         file = file or QuotaFile()
         self._default, self._delay_seconds = file.default, file.delay_seconds
@@ -119,16 +119,16 @@ class Quotas:
         self._etcd_caller_bytes = etcd_caller_bytes
         self._clock = clock
         self._metrics = metrics
-        # When each caller's rate has paid for all of its use, in monotonic seconds; the longest unused first.
+        # By caller and quota: the monotonic time when the rate has paid for all use. Least recently used first.
         self._paid_at: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._open: Counter[str] = Counter()
-        # By caller and quota, the longest not rejected first.
+        # By caller and quota, least recently rejected first.
         self._rejections: OrderedDict[tuple[str, str], QuotaRejections] = OrderedDict()
         self._logged_at = -math.inf
         self._unlogged = 0
 
     def apply_to(self, claims: Claims) -> bool:
-        """Return True if calls with these claims have a quota."""
+        """Return True if calls with these claims are subject to quotas."""
         return self._is_on and (claims is UNRESTRICTED or Capability.REPLICATE not in claims.capability)
 
     def rejections(self) -> list[QuotaRejections]:
@@ -146,7 +146,7 @@ class Quotas:
         self._report(caller, "etcd_bytes")
 
     async def admit_appends(self, caller: str, count: int = 1, size: int = 0) -> None:
-        """Count appends with `size` bytes, after a delay if needed. Raises AppendQuotaExceeded, and counts nothing."""
+        """Count appends with `size` bytes, and delay them if needed. If it raises AppendQuotaExceeded, none counts."""
         if caller:
             costs = {"appends": count, "append_bytes": size}
             if (problem := self._problem(caller, costs)) is not None:
@@ -161,12 +161,12 @@ class Quotas:
             await self._use(caller, {"read_bytes": 0})
 
     async def pace_append(self, caller: str, size: int) -> None:
-        """Count content of an admitted append, after a delay if needed."""
+        """Count content of an admitted append, and delay it if needed."""
         if caller and size:
             await self._use(caller, {"append_bytes": size})
 
     def paced(self, sink: MessageSink, caller: str) -> MessageSink:
-        """Return a sink of a read's responses that counts their content, after a delay if needed."""
+        """Return a sink for a read's responses that counts their content, and delays it if needed."""
         return _PacedSink(self, sink, caller) if caller else sink
 
     def count(self, caller: str, append_bytes: int) -> None:
@@ -176,7 +176,7 @@ class Quotas:
 
     @contextlib.contextmanager
     def stream(self, caller: str) -> Iterator[None]:
-        """Count an open stream during the block. Raises QuotaExceeded, and counts nothing, at the caller's limit."""
+        """Count an open stream during the block. At the caller's limit, raise QuotaExceeded instead."""
         limit = self._of(caller).streams if caller else 0
         if not limit:
             yield
@@ -199,7 +199,7 @@ class Quotas:
         return self._callers.get(caller, self._default)
 
     def _wait(self, caller: str, name: str) -> float:
-        """Return the seconds until a caller's rate has paid for its use so far."""
+        """Return the seconds until a caller's rate has paid for all of its use."""
         if not getattr(self._of(caller), name):
             return 0.0
         return max(0.0, self._paid_at.get((caller, name), 0.0) - self._clock.monotonic())
@@ -219,7 +219,7 @@ class Quotas:
         return None
 
     async def pace_read(self, caller: str, size: int) -> None:
-        """Count content for an admitted read, after a delay if needed."""
+        """Count content for an admitted read, and delay it if needed."""
         if size:
             await self._use(caller, {"read_bytes": size})
 
@@ -270,6 +270,6 @@ class _PacedSink:
         self._caller = caller
 
     async def write(self, message: pb.ReadResponse, /) -> None:
-        """Send a response when its content is within the quota."""
+        """Send a response, delayed as the quota demands."""
         await self._quotas.pace_read(self._caller, len(message.content))
         await self._sink.write(message)

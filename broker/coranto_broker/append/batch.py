@@ -3,7 +3,7 @@
 `BatchPlan` tracks the journal's state after all admitted appends, and decides the next one from it
 (`coranto_broker.append.decision`). So a batch has the same outcome as its appends one by one. A batch ends before an
 append that needs more than a decision: a new fragment, an explicit offset that the replicas must roll to, a change of
-the journal's suspension, or tokens of a limited rate. docs/architecture.md ("An append") has the rule of all batchers.
+the journal's suspension, or tokens of a limited rate. docs/architecture.md ("An append") has the rule for all batches.
 
 A batch does not depend on its members' clients. If its proposal fails, the outcome of all members is unknown.
 """
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 SHUTTING_DOWN: Final = "this broker is shutting down"
 
 MAX_BATCH_BYTES: Final = 1 << 20
-"""The most content of a batch, which must fit into one message to each replica."""
+"""The maximum content of a batch, which must fit into one message to each replica."""
 
 MAX_BATCH_APPENDS: Final = 256
-"""The most appends of a batch, because planning blocks the event loop."""
+"""The maximum number of appends in a batch, because planning blocks the event loop."""
 
 PROPOSALS_IN_FLIGHT: Final = 2
-"""The most unacknowledged proposals of buffered appends. While they are in flight, the next batch gathers."""
+"""The maximum number of unacknowledged proposals of buffered appends. While they are in flight, a batch grows."""
 
 _FINAL_REFUSALS: Final = (pb.REGISTER_MISMATCH, pb.WRONG_APPEND_OFFSET)
-"""The refusals that need no more than their status and registers. The state machine answers the others."""
+"""The refusals that need only a status and registers. The state machine handles all others."""
 
 
 class AppendRange(NamedTuple):
@@ -71,7 +71,7 @@ class BatchPlan:
         """Admit or refuse an append. Return None if it needs more than a decision."""
         length = len(content)
         if not length and request.HasField("durability"):
-            return None  # The replicas have to answer.
+            return None  # Only the replicas can report durability.
         try:
             is_steady = length and self._steady is not None and self._end <= self._steady.end
             if is_steady and not is_torn(content, self._first.whole_lines):
@@ -79,7 +79,7 @@ class BatchPlan:
                 if registers is not None:
                     return self.commit(length, registers)
             found = decide(request, self._snapshot(), content)
-        except Exception:  # noqa: BLE001  # The state machine raises it again, for this append only.
+        except Exception:  # noqa: BLE001  # The state machine raises the error again, for this append only.
             return None
         if isinstance(found, Refuse) and found.status in _FINAL_REFUSALS:
             return found
@@ -106,7 +106,7 @@ class BatchPlan:
 
 
 def snapshot_of(resolution: Resolution, pipeline: Pipeline, now: float) -> JournalSnapshot:
-    """Return the journal's state for a decision by the owner of its pipeline, if its store is healthy."""
+    """Return the journal's state for a decision by the owner of its pipeline. Assumes that its store is healthy."""
     index = resolution.require_replica.index
     return JournalSnapshot(
         resolution.spec,
@@ -123,7 +123,7 @@ def snapshot_of(resolution: Resolution, pipeline: Pipeline, now: float) -> Journ
 def steady_range(host: AppendHost, resolution: Resolution, pipeline: Pipeline) -> Steady | None:
     """Return the range where appends extend the fragment without waiting, or None. The pipeline caches it.
 
-    The pipeline fits the resolution.
+    The pipeline must fit the resolution.
     """
     committed, now = pipeline.spool.committed, host.clock.now()
     changes = resolution.require_replica.index.changes
@@ -200,7 +200,7 @@ class Batch:
                 batch = ProposalPath.BATCH if appends > 1 else ProposalPath.ALONE
                 self._host.proposed(batch if stream is None else ProposalPath.STREAMED, appends)
             turn, is_broken = self._held.hand_over()
-        except Exception as error:  # noqa: BLE001  # The batch fails, and no other.
+        except Exception as error:  # noqa: BLE001  # The error fails only this batch.
             self._held.shut_down()
             self._held.release()
             if self._span is not None:
@@ -221,7 +221,7 @@ class Batch:
                 each.link(self._span)
 
     def _question(self) -> Ask.ValueType:
-        """Return the question to the replicas: the only member's, or the one of the journal's demand."""
+        """Return the durability question to the replicas: the only member's own, or the one of the journal's demand."""
         request = self.members[0][0].request
         if self.size or not request.HasField("durability"):
             return Ask.SYNC if self._demand.synced else Ask.NOTHING

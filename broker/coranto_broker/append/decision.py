@@ -105,7 +105,7 @@ AppendDecision = Commit | Refuse | Need | Synchronize | ChangeSuspension
 def decide(request: pb.AppendRequest, snapshot: JournalSnapshot, content: Bytes | None = None) -> AppendDecision:
     """Decide an append with this content (None if unknown: then `judge_content` judges each part of it).
 
-    Raises InvalidInput if the append is invalid for any journal.
+    Raises InvalidInput if the append is invalid regardless of the journal.
     """
     spec, present = snapshot.spec, snapshot.committed.registers
     if spec.fragment.stores:
@@ -150,7 +150,7 @@ def is_torn(content: Bytes, whole_lines: bool) -> bool:
 def judge_content(
     request: pb.AppendRequest, spec: pb.JournalSpec, length: int, registers: pb.LabelSet, refusal: str = ""
 ) -> Refuse | None:
-    """Refuse content of this append to this journal, or return None.
+    """Return the refusal of this append's content, or None.
 
     `length` is the length of the whole append or of a non-empty part. `registers` and `refusal` are the snapshot's.
     Raises InvalidInput for an append without content that changes registers.
@@ -195,7 +195,7 @@ def steady(snapshot: JournalSnapshot) -> Steady | None:
     """Return the range where every plain append commits without a roll, or None if the next one would not."""
     spec, fragment, known, now = snapshot.spec, snapshot.committed.fragment, snapshot.known, snapshot.now
     if not fragment.length or known.empty:
-        return None  # The next append may roll, as the first known content.
+        return None  # The next append may roll, because it is the first known content.
     if decide(_PLAIN, snapshot, b"\n") != Commit(snapshot.committed.registers):
         return None
     interval = spec.fragment.flush_interval.ToSeconds()

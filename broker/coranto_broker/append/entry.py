@@ -47,7 +47,7 @@ async def resolve(host: AppendHost, append: QueuedAppend) -> AppendOutcome | Cor
 
 
 class StreamOrder:
-    """The order of one stream's appends to one journal. Call `ended` when one of them is answered."""
+    """The order of one stream's appends to one journal. Call `ended` when an append is answered."""
 
     def __init__(self, host: AppendHost) -> None:
         self._host = host
@@ -97,7 +97,7 @@ class StreamOrder:
         outcome: AppendOutcome | Exception | None
         try:
             outcome = await resolve(self._host, append)
-        except Exception as error:  # noqa: BLE001  # The append fails, and no other.
+        except Exception as error:  # noqa: BLE001  # The error fails only this append.
             outcome = error
         place = self._place
         if outcome is None:
@@ -122,7 +122,7 @@ class StreamOrder:
 
 
 class Pulses:
-    """The pulses of one broker, limited in number."""
+    """Sends the pulses of one broker, a limited number at a time."""
 
     def __init__(self, host: AppendHost) -> None:
         self._host = host

@@ -45,7 +45,7 @@ class HeldPipeline:
         """The owner's latest resolution to the replica; None without ownership."""
 
     def _close(self) -> tuple[Pipeline, Turn]:
-        """Close the pipeline, and return its spool. Keep the right to build another pipeline."""
+        """Close the pipeline, and give its spool back to the replica. Keep the right to build another pipeline."""
         pipeline, self.pipeline = self.pipeline, None
         assert pipeline is not None
         assert self.owner is not None
@@ -92,7 +92,7 @@ class AppendFsm:
         self.registers = pb.LabelSet()
         """The journal's registers when the pipeline starts."""
         self.decided: Commit | None = None
-        """The decision on content. None if the append confirms a loss, which holds only if it is empty."""
+        """The decision on content. None if the append confirms a loss; it must then be empty."""
         self._loss_confirmed = False
         self.is_streaming = False
         """True once the replicas may have content that is not proposed."""
@@ -176,9 +176,9 @@ class AppendFsm:
         pipeline = await resolution.require_replica.pipeline.take(resolution.invalidated)
         self.held.pipeline, self.held.owner = pipeline, resolution
         if pipeline is not None and self.append.content is not None:
-            # Until then, arriving appends can join its batch.
+            # During this wait, arriving appends can join its batch.
             await pipeline.wait_for_capacity(PROPOSALS_IN_FLIGHT, resolution.invalidated)
-        # Callers that see later flags or a suspension read the journal's end only after this append commits.
+        # A caller that sees newer flags or a suspension may read the journal's end, so no append may start before it.
         permitted = self._host.resolver.permits_hold(resolution)
         return AppendEvent.PIPELINE_ACQUIRED if permitted else AppendEvent.INVALIDATED
 
@@ -382,7 +382,7 @@ class AppendFsm:
     async def _record(self, pipeline: Pipeline, advertise: Sequence[Put] = (), *, fell: bool = False) -> bool:
         """Record the pipeline's replicas as in sync, in one transaction with `advertise`.
 
-        If the journal's head `fell`, it gets another id, since offsets after the replicas' end are written again.
+        If the journal's head `fell`, the journal gets another id, since offsets after the replicas' end are reused.
         Returns False if another change was faster. Raises ReplicationFailed if a later Route was recorded.
         """
         records, resolution, reading, spool = self._host.in_sync, self.append.resolved, pipeline.reading, pipeline.spool
@@ -400,14 +400,14 @@ class AppendFsm:
             if not result.succeeded:
                 return False
         else:
-            records.keep(reading)  # An earlier attempt may have written it without an answer.
+            records.keep(reading)  # An earlier attempt may have written it without getting the response.
         pipeline.recorded = True
         spool.settle(spool.end)
         pipeline.show()
         return True
 
     async def begin_fragment(self, fragment: Fragment | None) -> None:
-        """Have all replicas complete the current fragment and begin this empty one. None does nothing."""
+        """Let all replicas complete the current fragment and begin this empty one. Do nothing if it is None."""
         if fragment is None:
             return
         pipeline = self._pipeline

@@ -30,7 +30,7 @@ RENEW_SECONDS = TOKEN_SECONDS / 3
 
 @dataclass(kw_only=True)
 class AppendHost:
-    """The effects and parts of one broker that its appends use."""
+    """The effects and components of one broker that its appends use."""
 
     clock: Clock
     coordinator: Coordinator

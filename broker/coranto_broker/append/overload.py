@@ -40,10 +40,10 @@ LOG_SECONDS: Final = 1.0
 STREAM_BYTES: Final = 8 << 20
 STREAM_APPENDS: Final = 4096
 ITEM_BYTES: Final = 512
-"""The bytes that each append and each answer counts in addition to its content."""
+"""The bytes that count for each append and each answer in addition to its content."""
 SMALL_BYTES: Final = 64 << 10
 MAX_BUFFERED_BYTES: Final = 64 << 20
-"""The most content that a broker receives ahead. Beyond it, appends first wait for the pipeline."""
+"""The maximum content that a broker buffers. Beyond it, appends wait for the pipeline before they are received."""
 MAX_HELD_BYTES: Final = 256 << 20
 ANSWER_TIMEOUT_SECONDS: Final = 30.0
 SHORT_ANSWER_TIMEOUT_SECONDS: Final = 1.0
@@ -59,7 +59,7 @@ class Admission:
     """Counts the appends under way, and refuses appends beyond the limit."""
 
     def __init__(self, most: int, under_way: UnderWay, refused: FastCounter, waits: FastCounter, clock: Clock) -> None:
-        """`most` is the limit of `under_way`; 0 is none. `refused` counts appends, and `waits` waits of streams."""
+        """`most` is the limit of `under_way`; 0: none. `refused` counts refused appends, `waits` waits of streams."""
         self._most = most or math.inf
         self._under_way = under_way
         self._refused = refused
@@ -109,7 +109,7 @@ class Admission:
             self._wake()
 
     def _wake(self) -> None:
-        """Wake the stream that has waited longest, if there is room. It wakes the next one when it stops waiting."""
+        """Wake the stream that has waited longest, if there is capacity. When its wait ends, it wakes the next one."""
         if self._waiting and not self.is_full:
             next(iter(self._waiting)).set()
 
@@ -139,17 +139,17 @@ class BoundedStream(Protocol):
 
 
 class ReceiveBudget:
-    """The memory of one broker for appends that are received and their answers. Watches streams with unread answers."""
+    """The memory that one broker uses for received appends and their answers. Watches streams with unread answers."""
 
     def __init__(self, bytes_per_append: int) -> None:
-        """`bytes_per_append` bounds an append that is received ahead, except for its last message; 0 disables that."""
+        """`bytes_per_append` bounds a buffered append, except for its last message; 0 disables buffering."""
         self.bytes_per_append = bytes_per_append
         self.deadlines = DeadlineQueue()
         self.first_message_deadlines = DeadlineQueue()
         """The deadlines of streams without a first message."""
         self.held = 0
         """Bytes held or reserved."""
-        self._waiting: dict[BoundedStream, None] = {}  # The longest wait first.
+        self._waiting: dict[BoundedStream, None] = {}  # Longest wait first.
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -158,7 +158,7 @@ class ReceiveBudget:
         return self.held > MAX_BUFFERED_BYTES
 
     def watch(self, stream: BoundedStream) -> None:
-        """Begin to watch a stream, one of whose answers waits for the network."""
+        """Watch a stream with an answer that waits for the network."""
         loop = asyncio.get_running_loop()
         stream.waits_since = loop.time()
         self._waiting[stream] = None

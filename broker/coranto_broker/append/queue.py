@@ -1,6 +1,6 @@
 """The queue of a journal's appends. The primary's replica owns it, and its order is the journal's order.
 
-Every append is enqueued here: of a call, a stream or the HTTP gateway, forwarded by a peer, or a pulse. If the queue is
+Every append is enqueued here: from a call, a stream, the HTTP gateway or a peer, or a pulse. If the queue is
 empty, the pipeline is idle, and this broker is the only replica, an append that extends the fragment within a steady
 range commits *inline*. Otherwise waiting appends are proposed in batches (`coranto_broker.append.batch`). A batch costs
 one message to each replica, and one round trip for all of its appends.
@@ -68,14 +68,14 @@ class JournalQueue:
             try:
                 if self._commit_inline(append):
                     return
-            except Exception as error:  # noqa: BLE001  # The append fails, and no other.
+            except Exception as error:  # noqa: BLE001  # The error fails only this append.
                 append.settle(error)
                 return
         if append.state is State.RESOLVE:
             append.on(AppendEvent.PRIMARY_IS_HERE)
         self._waiting[append] = None
         if self._committer is None:
-            # It begins at the end of this turn of the event loop, so appends that arrive together wait together.
+            # The committer starts after this turn of the event loop, so appends that arrive together share a batch.
             self._committer = self._host.spawn(self._commit())
 
     def discard(self, append: QueuedAppend) -> None:
@@ -103,7 +103,7 @@ class JournalQueue:
         return True
 
     def _steady(self, append: QueuedAppend, pipeline: Pipeline) -> Steady | None:
-        """Return the steady range of a pipeline at rest if Route and replicas allow content of this append."""
+        """Return the steady range of a pipeline at rest, or None if its Route or replicas do not allow this append."""
         resolution, resolver = append.resolved, self._host.resolver
         if not resolver.is_current(resolution):
             known = resolver.known(self._replica.journal)
@@ -126,7 +126,7 @@ class JournalQueue:
                 head = next(iter(self._waiting))
                 try:
                     await self._commit_next(head)
-                except Exception as error:  # noqa: BLE001  # The append fails, and no other.
+                except Exception as error:  # noqa: BLE001  # The error fails only this append.
                     self._settle(head, error)
         finally:
             self._committer = None
@@ -249,7 +249,7 @@ def queue_of(replica: Replica) -> JournalQueue:
 
 
 def _is_alike(one: Resolution, other: Resolution) -> bool:
-    """Return True if an append with one resolution may commit by the other."""
+    """Return True if an append with one resolution may commit with the other."""
     if one is other:
         return True
     return one.invalidated is other.invalidated and (one.spec is other.spec or one.spec == other.spec)

@@ -103,7 +103,7 @@ class QueuedAppend:
     total_chunks = delayed_chunks = 0
     """The messages of its content, and those that the journal's maximum rate has delayed."""
     is_plain = False
-    """True if it is known to set only its journal (`coranto_broker.append.decision.is_plain`)."""
+    """True if the request is known to be plain (`coranto_broker.append.decision.is_plain`)."""
     is_pulse = has_left = False
     span: TraceSpan | None = None
     """The span of the append, if its caller is traced."""

@@ -33,13 +33,13 @@ from coranto_broker.rpc.source import MessageSource, next_message
 from coranto_broker.spool.spool import Hash, new_sum
 
 LATE_SECONDS = 0.25
-"""The lateness of a timer that shows that this process was busy, so that its client is not charged."""
+"""The delay of a timer above which this process counts as busy, and the client is not charged."""
 
 GATHER_SECONDS = 0.002
-"""The longest wait of a proposal for appends that are being received."""
+"""The maximum time that a proposal waits for appends that are being received."""
 
 MAX_EMPTY_WAITS = 6
-"""The limit of backoff: each fruitless wait in a row, up to this number, about doubles the number of skipped waits."""
+"""The limit of the backoff: each consecutive wait without an arrival, up to this number, doubles the skipped waits."""
 
 THROTTLE_QUANTUM_SECONDS = 0.05
 
@@ -50,7 +50,7 @@ class Arrivals:
     def __init__(self, queue: Sized) -> None:
         self._queue = queue
         self.coming = 0
-        """Their number."""
+        """The number of these appends."""
         self._waiter: asyncio.Future[None] | None = None  # Of a waiting proposal.
         self._empty_waits = 0  # Waits in a row without an arrival, for example because a client is slow.
         self._skips = 0  # The next proposals that skip the wait.
@@ -60,7 +60,7 @@ class Arrivals:
         self.coming += 1
 
     def arrived(self) -> None:
-        """Note that an expected append is about to be enqueued, or was dropped."""
+        """Count an expected append that is about to be enqueued, or was dropped."""
         self.coming -= 1
         if not self.coming:
             self._wake()
@@ -68,7 +68,7 @@ class Arrivals:
     async def gathered(self) -> None:
         """Wait briefly for expected appends before a proposal. For the queue's committer.
 
-        Without load this takes no time. Under load it makes batches larger, which costs less.
+        Returns immediately without load. Under load, it makes batches larger, and so more efficient.
         """
         if not self.coming:
             return
@@ -116,7 +116,7 @@ class Inbox:
     async def receive(self, append: QueuedAppend, arrivals: Arrivals) -> None:
         """Receive an append's messages before it is enqueued in the queue of `arrivals`.
 
-        It gets its content if that is complete and valid for any journal.
+        Sets `append.content` if it is complete, and valid regardless of the journal.
         """
         budget, most = self.budget, self.budget.bytes_per_append
         if not 0 < most <= MAX_BUFFERED_BYTES - budget.held:
@@ -143,7 +143,7 @@ class Inbox:
             append.content = contents[0] if len(contents) == 1 else b"".join(contents)
             append.total_chunks = len(contents)
         except AppendUnderflow as problem:
-            messages.append(problem)  # Its journal may have a more important reason to refuse it.
+            messages.append(problem)  # The journal may have a more important reason to refuse the append.
         finally:
             guard.close()
             self._messages.extend(messages)
@@ -165,8 +165,8 @@ def has_parameters(message: AppendMessage) -> bool:
 class MinRateGuard:
     """Reads messages of an inbox, and raises AppendUnderflow if the client sends too slowly. `close` it at the end.
 
-    Nearly all clients complete within their initial credit. So reads are only recorded, until the first check when the
-    credit may be used up. A slower client then gets a timer of its own. Only the time of reads is charged.
+    Nearly all clients complete within their initial credit. So reads are only recorded until the first check, when the
+    credit may be used up. A slower client then gets its own timer. Only the time of reads is charged.
     """
 
     closed = False

@@ -9,7 +9,7 @@ from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
 
 MAX_REGISTERS_BYTES: Final = 64 << 10
-"""The largest encoded size of a journal's registers, because every proposal and commit record has all of them.
+"""The maximum encoded size of a journal's registers, because every proposal and commit record has all of them.
 
 A stream's segment with 64 writers and all of its fences takes less than half of it.
 """

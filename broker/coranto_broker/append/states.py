@@ -1,7 +1,7 @@
 """The states of an append, and the table of their events (seed 001, "State machine").
 
 `TRANSITIONS` is the machine: the method of a state only returns the event that ended it. An event without an entry for
-the state is a bug. An append that commits inline passes no state (`coranto_broker.append.queue`).
+the state is a bug. An append that commits inline skips all states before FINISHED (`coranto_broker.append.queue`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class AppendEvent(enum.Enum):
 
 
 class ProposalPath(enum.Enum):
-    """The path of appends to their proposal."""
+    """The way that appends take to their proposal."""
 
     INLINE = "inline"
     ALONE = "batch of one"
@@ -72,7 +72,7 @@ class ProposalPath(enum.Enum):
 
 TERMINAL = frozenset({State.ERROR, State.PROXY, State.FINISHED})
 
-# Besides, each state but STREAM_CONTENT ends in ERROR if it fails.
+# In addition, each state except STREAM_CONTENT ends in ERROR if it fails.
 _EVENTS: Mapping[State, Mapping[AppendEvent, State]] = {
     # Find the primary in a sufficiently recent key space.
     State.RESOLVE: {

@@ -1,15 +1,15 @@
 """The backlog: content that this broker must store and has not stored yet, and the journals that it holds back.
 
-A fragment store may pass a broker's probes and yet refuse fragments, or take them more slowly than appends come. Local
-files then grow. So the broker refuses appends to a journal
+A fragment store may pass a broker's probes and yet refuse fragments, or accept them more slowly than appends arrive.
+Local files then grow. So the broker refuses appends to a journal
 
 * while attempts to store its fragments keep failing (as it does while probes of its store fail);
 * while the journal's backlog exceeds the bound of one journal, until it is down to QUARTERS/4 of that bound;
 * while the backlog of all journals exceeds the broker's bound, until it is down to QUARTERS/4 of that bound. This holds
   back only journals with a backlog. Others continue, so that one store's refusals do not stop all journals.
 
-Appends continue by themselves once the store takes fragments again. The growing fragment at the end of a journal counts
-only once it is complete. Fragments that a replica leaves to its primary do not count.
+Appends resume automatically once the store accepts fragments again. The growing fragment at the end of a journal counts
+only once it is complete. Fragments that a replica leaves to the primary do not count.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from coranto.effects import Clock
 from coranto_broker.ownership import Signal, Waiters
 
 QUARTERS = 3
-"""Appends continue once the backlog is down to this many quarters of the exceeded bound, so that it does not flap."""
+"""Appends resume once the backlog is down to this many quarters of the exceeded bound, to avoid flapping."""
 FAILING_ATTEMPTS = 5
-"""Failed attempts in a row to store a fragment after which its journal is held back."""
+"""The consecutive failed attempts to store a fragment after which its journal is held back."""
 TIMEOUT_SECONDS = 10.0
-"""Time that appends wait after a hold begins. Later appends do not wait."""
+"""The time after the begin of a hold during which appends wait for its end. Later appends are refused immediately."""
 _log = structlog.get_logger(__name__)
 
 
@@ -38,7 +38,7 @@ class _Failure(NamedTuple):
 
 
 class Backlog:
-    """The bytes that wait, by journal, and the holds that follow from them. Used from one event loop."""
+    """The unstored bytes of each journal, and the resulting holds. Used from one event loop."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Backlog:
     ) -> None:
         """`journal_bytes` and `broker_bytes` are bounds, 0 for none.
 
-        `on_store` is called with the URL of a store that begins or ceases to refuse some journal's fragments.
+        `on_store` is called with the URL of a store that starts or stops refusing some journal's fragments.
         """
         self._clock = clock
         self._journal_bytes = journal_bytes
@@ -66,12 +66,12 @@ class Backlog:
 
     @property
     def total(self) -> int:
-        """Bytes of all journals that wait."""
+        """The unstored bytes of all journals."""
         return self._total
 
     @property
     def held(self) -> int:
-        """Number of journals held back."""
+        """The number of journals that are held back."""
         return len(self._since)
 
     def refused_by(self, url: str) -> int:
@@ -91,7 +91,7 @@ class Backlog:
         self._weigh(journal)
 
     def remove(self, journal: str, size: int) -> None:
-        """Remove `size` bytes of the journal: they are stored, or need not be stored any more."""
+        """Remove `size` bytes of the journal, which are stored or no longer have to be."""
         self._total -= size
         left = self._bytes[journal] - size
         if left:
@@ -102,7 +102,7 @@ class Backlog:
         self._weigh(journal)
 
     def failed(self, journal: str, url: str, attempts: int, error: str) -> None:
-        """Note that storing a fragment of the journal failed for the `attempts`th time in a row."""
+        """Record that storing a fragment of the journal failed for the `attempts`th time in a row."""
         if attempts >= FAILING_ATTEMPTS:
             before = self._failing.get(journal)
             self._failing[journal] = _Failure(url, attempts, error)
@@ -111,14 +111,14 @@ class Backlog:
                 self._on_store(each)
 
     def stored(self, journal: str) -> None:
-        """Note that a store has taken a fragment of the journal."""
+        """Record that a store has accepted a fragment of the journal."""
         self._succeeded(journal)
         self._weigh(journal)
 
     # -- Holds ---------------------------------------------------------------------------------------------------------
 
     def problem(self, journal: str, url: str) -> str:
-        """Return the reason why the journal, whose fragments go to that store, takes no appends, or ""."""
+        """Return the reason for refusing appends to the journal, whose fragments go to that store, or ""."""
         if journal not in self._since:
             return ""
         waiting = self._bytes.get(journal, 0)
@@ -143,7 +143,7 @@ class Backlog:
         return ""
 
     async def wait_for_capacity(self, journal: str, url: str, until: Signal | None = None) -> str:
-        """Wait a while for a problem to pass, and return `problem`. Raises Invalidated when `until` fires first."""
+        """Wait briefly for a hold to end, and return `problem`. Raises Invalidated if `until` fires first."""
         while problem := self.problem(journal, url):
             left = self._since[journal] + TIMEOUT_SECONDS - self._clock.monotonic()
             if left <= 0:
@@ -157,7 +157,7 @@ class Backlog:
             self._on_store(failure.url)
 
     def _weigh(self, journal: str) -> None:
-        """Hold the journal back or let it go. If the broker's bound is crossed, do so for all journals that wait."""
+        """Hold the journal back or release it; if the broker's bound was crossed, all journals with a backlog too."""
         waiting = self._bytes.get(journal, 0)
         if _exceeds(waiting, self._journal_bytes, before=journal in self._over):
             self._over.add(journal)
@@ -181,7 +181,7 @@ class Backlog:
 
 
 def _exceeds(size: int, bound: int, *, before: bool) -> bool:
-    """Return True if `size` is too much. `before` says whether it was too much before."""
+    """Return True if `size` is too much. `before` is True if it was too much before."""
     return bound > 0 and size > (_low(bound) if before else bound)
 
 

@@ -3,10 +3,11 @@
 Many readers tail the same journals, so content that was just fetched is likely to be read again. Concurrent reads of
 one fragment share a fetch. The length and SHA-1 of every fragment are verified before any of it is served.
 
-Small fragments are kept in memory. Others lie in nameless files of a local folder, which vanish with the process
-however it ends. A fragment is decompressed from one mapped file into another, so a large one is never held in memory.
-Files take up to `max_bytes` together. The least recently used make room. When readers hold too many files, further
-readers wait a while and are then refused. A fragment larger than the whole bound is served when it is the only one.
+Small fragments are kept in memory. Larger ones are in unnamed files of a local folder, which disappear when the process
+ends, even if it is killed. A fragment is decompressed from one mapped file into another, so a large one is never held
+in memory.
+All files together take up to `max_bytes`. The least recently used ones are evicted. When readers hold too many files,
+further readers wait and are then refused. A fragment larger than the whole bound is served when it is the only one.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from coranto.fragments.stores import StoreRegistry
 
 LITTLE_BYTES = 1 << 20
 LITTLE_TOTAL_BYTES = 64 << 20
-"""Memory for fragments of up to LITTLE_BYTES."""
+"""The memory for fragments of up to LITTLE_BYTES."""
 ENTRY_BYTES = 2048
-"""Approximate overhead of one of them. Without counting it, the smallest could take ten times LITTLE_TOTAL_BYTES."""
+"""The approximate overhead of a fragment in memory. If it did not count, they could take ten times as much memory."""
 
 FETCHES = 4
-"""Most fragments fetched at the same time."""
+"""The maximum number of concurrent fetches into files."""
 
 TIMEOUT_SECONDS = 30.0
-"""Time that a reader waits for room in the cache."""
+"""The time that a fetch waits for room in the cache."""
 
 _PIECE_BYTES = 1 << 20
 
@@ -49,7 +50,7 @@ class CachedContent(Protocol):
 
 
 class FragmentSource(Protocol):
-    """A place that has fragments' files, such as a `FragmentStore`. `url` names it."""
+    """A source of fragments' files, such as a `FragmentStore`. `url` identifies it."""
 
     @property
     def url(self) -> str: ...
@@ -59,7 +60,7 @@ class FragmentSource(Protocol):
         ...
 
     def stream(self, fragment: Fragment) -> AsyncIterator[bytes]:
-        """Yield the file in pieces. It is not verified."""
+        """Yield the file in pieces, unverified."""
         ...
 
 
@@ -79,9 +80,9 @@ class FragmentCache:
 
     @asynccontextmanager
     async def open(self, fragment: Fragment, source: FragmentSource | None = None) -> AsyncIterator[CachedContent]:
-        """Provide the whole content during the block. `source` has it; None means the fragment's store.
+        """Provide the whole content during the block, from the cache or from `source` (None: the fragment's store).
 
-        Cancelling a reader does not stop a fetch that has begun. Raises StoreError, CorruptFragment or Unavailable.
+        Cancelling a reader does not stop a started fetch. Raises StoreError, CorruptFragment or Unavailable.
         """
         store = source if source is not None else self._stores.get(fragment.backing_store)
         key = f"{store.url} {fragment.content_path}"
@@ -90,16 +91,16 @@ class FragmentCache:
         size = fragment.length + (ENTRY_BYTES if little else 0)
         entry = tier.borrow(key, size, _identity(fragment), lambda: fetch(store, fragment))
         try:
-            # A reader that goes away does not cancel the fetch for the others.
+            # A reader that is cancelled does not cancel the fetch for others.
             yield await asyncio.shield(entry.fetching)
         finally:
             tier.give_back(entry)
 
     @asynccontextmanager
     async def open_kept(self, journal: str, begin: int, end: int, digest: bytes) -> AsyncIterator[CachedContent | None]:
-        """Provide content that is here now during the block, by its offsets and SHA-1; None if it is not.
+        """Provide cached content with these offsets and SHA-1 during the block; None if the cache does not have it.
 
-        It may be of a fragment that no store has any more.
+        It may belong to a fragment that no store has any more.
         """
         identity = (journal, begin, end, digest)
         for tier in (self._little, self._large):
@@ -234,7 +235,7 @@ class _Entry:
 
 
 class _Tier:
-    """Content kept while there is room. The least recently used goes first."""
+    """Cached content of limited size. The least recently used is evicted first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -255,9 +256,9 @@ class _Tier:
         return entry
 
     def borrow_present(self, identity: _Identity) -> _Entry | None:
-        """Borrow content that is here already, from whatever source; None if it is not."""
+        """Borrow cached content, whatever its source; None if it is not cached."""
         for entry in self._entries.values():
-            if entry.identity == identity and entry.fetching.done():  # A failed one is dropped immediately.
+            if entry.identity == identity and entry.fetching.done():  # A failed fetch is dropped immediately.
                 entry.borrowers += 1
                 return entry
         return None

@@ -22,7 +22,7 @@ class Copies(Protocol):
 
 
 async def restore(sealed: Sealed, copies: Copies) -> str:
-    """Replace damaged content that was set aside by a good copy. Returns the broker that had it, or "" if none has."""
+    """Replace quarantined content by a good copy. Returns the name of the broker that had it, or "" if none has."""
     fetched = sealed.content.sibling(sealed.content.path.name + FETCHED)
     try:
         source = await copies.fetch(sealed.fragment, fetched)

@@ -10,16 +10,16 @@ audits do.
 Rules for choosing the entry of an offset (`find` is pure):
 
 * -1 stands for the write head.
-* Of the entries that cover the offset, the one that reaches furthest answers.
+* Of the entries that cover the offset, the one with the greatest end is used.
 * If no entry covers the offset but a *listed* fragment begins above it, the read jumps there if that fragment is the
-  first of all, or was stored more than six hours ago. Before a younger one, another broker may still be uploading a
+  first of all, or was stored more than six hours ago. Below a younger one, another broker may still be uploading a
   fragment, so the read waits. A fragment that this broker has stored itself is not listed yet: only the next listing
   shows which fragments other brokers stored before it.
 * Stored fragments older than the read's `begin_mod_time` are skipped.
 
 Content that has committed here becomes an entry only once every replica is known to have it, because until then the
-journal may continue without it. It counts for the head all the same, which must not be below an acknowledged append. A
-read of it waits, a non-blocking one only for a while.
+journal may continue without it. The head includes it, because the head must not be below an acknowledged append. A read
+of it waits, a non-blocking one only for a limited time.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from coranto_broker.spool.shared_file import SharedFile
 JUMP_AGE_SECONDS = 6 * 60 * 60
 FIRST_REFRESH_TIMEOUT_SECONDS = 5.0
 READABLE_TIMEOUT_SECONDS = 5.0
-"""Time that a non-blocking read waits for content of this replica that the others may not have yet.
+"""The time that a non-blocking read waits for content of this replica that other replicas may not have yet.
 
 The primary reports that within the latency of one message, unless it has just died.
 """
 SOUND_JUMP_SECONDS = 60.0
-"""Time while reads may jump to an offset after no other broker had the content before it."""
+"""The time during which reads may jump to an offset, after no other broker had the content before it."""
 WAKE_BATCH = 16
-"""Most reads that a change wakes in one turn of the event loop."""
+"""The maximum number of reads that a change wakes in one turn of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class IndexEntry:
 
 
 class Extent(NamedTuple):
-    """The extent of a journal as its index knows it: offsets, and bytes that are in no store yet.
+    """The extent of a journal according to its index: offsets, and unstored bytes.
 
     `begin` is the first offset with content, `persisted` the end of stored content. Both are `head` if there is none.
     `unpersisted_since` is the time of the first append that waits to be stored (Unix seconds; 0: none), except for the
@@ -98,10 +98,10 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """The answer to a query. `entry` is None when nothing is available at `offset` (yet).
+    """The result of a query. `entry` is None if nothing is available at `offset` (yet).
 
-    `gap` is the span from the asked offset on that was written, but that nothing here covers. If there is an entry, the
-    read jumps over that span to it, or the span is in the entry and its local file is damaged.
+    `gap` is the span from the requested offset on that was written, but that no usable entry covers. If there is an
+    entry, the read jumps over that span to it, or the span is in the entry and its local file is damaged.
     """
 
     offset: int
@@ -146,7 +146,7 @@ def _spans(fragments: Iterable[Fragment]) -> dict[tuple[int, int], set[bytes]]:
 
 
 def _wake_in_batches(waiters: deque[asyncio.Future[None]]) -> None:
-    """Wake WAKE_BATCH waiters now and the others later, in order: thousands must not hold up an append's answer."""
+    """Wake WAKE_BATCH waiters now and the rest later, in order: thousands must not delay an append's response."""
     for _ in range(min(WAKE_BATCH, len(waiters))):
         waiter = waiters.popleft()
         if not waiter.done():
@@ -159,24 +159,24 @@ class FragmentIndex:
     """All known fragments of one replica. Implements `SpoolObserver` except for handing fragments to the persister."""
 
     def __init__(self, clock: Clock, on_gap: Callable[[], None] = lambda: None) -> None:
-        """`on_gap` is called when a read below the head finds nothing here (yet)."""
+        """`on_gap` is called when a read below the head finds no entry (yet)."""
         self._clock = clock
         self._on_gap = on_gap
         self._all: CoverSet[IndexEntry] = CoverSet()
         self._current: IndexEntry | None = None  # The visible part of the fragment under construction.
-        # Completed fragments by begin, each with the part that readers see and the time it was stored (inf: not yet).
+        # Completed fragments by begin, each with its visible part and the time when it was stored (inf: not yet).
         self._sealed: dict[int, tuple[Sealed, IndexEntry | None, float]] = {}
         self._stored_again: set[int] = set()  # Begins of fragments in `_sealed`.
         self._noted_head = 0
         self._ahead = 0  # End of this replica's content that readers wait for.
-        self._jump = (-1, 0.0)  # The last jump that is known to skip nothing: its end, and when that was found out.
+        self._jump = (-1, 0.0)  # The last jump that is known to skip nothing: its end, and the time of that finding.
         self.changes = 0
         """Counts all changes of the index except growth of the fragment under construction."""
         self.appended_at = 0.0
-        """The time of the last append that this broker has seen, or can tell from its files (Unix seconds)."""
+        """The time of the last append that this broker has seen or knows from its files (Unix seconds)."""
         self._refreshed = asyncio.Event()
         self._listed_from = -math.inf  # Monotonic start time of the last listing.
-        self._waiters: dict[asyncio.Future[None], None] = {}  # In order, so that a simulation can be replayed.
+        self._waiters: dict[asyncio.Future[None], None] = {}  # Ordered, because simulations must be deterministic.
         self._closed = False
 
     @property
@@ -199,7 +199,7 @@ class FragmentIndex:
 
     @property
     def extent(self) -> Extent:
-        """The journal's extent. It takes no longer for an index of many fragments."""
+        """The journal's extent. Its cost does not grow with the number of stored fragments."""
         entries, head = self._all, self.head
         begin = entries.begin_offset if len(entries) else head
         persisted = begin
@@ -219,14 +219,14 @@ class FragmentIndex:
         return self._refreshed.is_set()
 
     def note_head(self, offset: int) -> None:
-        """Note that content up to `offset` was written, even if no fragment shows it any more."""
+        """Record that content up to `offset` was written, even if no fragment has it any more."""
         if offset > self._noted_head:
             self._noted_head = offset
             self.changes += 1
             self._wake()
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
-        """Show this extent of the fragment under construction."""
+        """Make this extent of the fragment under construction visible to readers."""
         self.appended_at = self._clock.now()
         before, self._current = self._current, IndexEntry(fragment, content)
         if before is None or before.content is not content or not self._all.grow(before, self._current):
@@ -248,11 +248,11 @@ class FragmentIndex:
             self.spool_ahead(sealed.fragment.end)
 
     def spool_ahead(self, end: int) -> None:
-        """Note that content up to `end` has committed but must not be shown yet."""
+        """Record that content up to `end` has committed but must not be visible yet."""
         self._ahead = max(self._ahead, end)
 
     def spool_readable(self, end: int) -> None:
-        """Show completed fragments up to `end`."""
+        """Make completed fragments up to `end` visible to readers."""
         for sealed, entry, _ in list(self._sealed.values()):
             if sealed.fragment.end <= end and (entry is None or entry.end < sealed.fragment.end):
                 self._show(sealed)
@@ -266,7 +266,7 @@ class FragmentIndex:
         self._changed()
 
     def stored(self, sealed: Sealed, fragment: Fragment) -> None:
-        """Note that a local fragment is now in a store, as `fragment`. Its local file stays in use."""
+        """Record that a local fragment is now in a store, as `fragment`. Its local file stays in use."""
         found = self._sealed.get(sealed.fragment.begin)
         if found is None or found[0] is not sealed:
             return
@@ -278,8 +278,8 @@ class FragmentIndex:
     def refresh(self, listed: Iterable[Fragment], begun_at: float) -> list[Sealed]:
         """Replace the entries of the stores by a listing that began at monotonic time `begun_at`.
 
-        Returns local fragments to store again, because the store does not have them any more, or the files under their
-        names cannot be them.
+        Returns local fragments to store again, because the store no longer has them, or has files of implausible length
+        under their names.
         """
         sound: list[Fragment] = []
         unsound: list[Fragment] = []
@@ -293,19 +293,19 @@ class FragmentIndex:
             entry = known
             if entry is None:
                 continue
-            # It was stored but a later listing does not have it: it was removed or damaged, so only the local file
-            # is left. It counts as not stored, so that it is not removed.
+            # The fragment was stored, but a later listing does not have it: it was removed or damaged, so only the
+            # local file is left. It counts as not stored, so that this file is not removed.
             if stored_at < begun_at:
                 entry = IndexEntry(replace(entry.fragment, backing_store="", mod_time=0), entry.content)
                 self._sealed[begin] = (sealed, entry, float("inf"))
                 if begin not in self._stored_again:
-                    self._stored_again.add(begin)  # Only once, as a store may keep losing it or listing wrong lengths.
+                    self._stored_again.add(begin)  # Only once, since a store may lose it again and again.
                     again.append(sealed)
             entries.add(entry)
         if self._current is not None:
             entries.add(self._current)
         for fragment in unsound:
-            # A reader of it gets an error with the reason. It must not hide good fragments.
+            # A read of this fragment gets an error with the reason. It must not hide valid fragments.
             if not any(entry.begin < fragment.end and fragment.begin < entry.end for entry in entries):
                 entries.add(IndexEntry(fragment))
         self._all = entries
@@ -340,7 +340,7 @@ class FragmentIndex:
             self.changes += 1
 
     def found_missing(self) -> None:
-        """Note that a fragment was not in its store, so the last listing is out of date."""
+        """Record that a fragment was not in its store, so that the last listing is outdated."""
         self._on_gap()
 
     def forget_through(self, end: int) -> None:
@@ -359,7 +359,7 @@ class FragmentIndex:
         return offset
 
     def held_from(self, end: int) -> tuple[int, list[Sealed]]:
-        """Return where local content begins that reaches `end` without a gap, and its completed fragments.
+        """Return the begin of the contiguous local content that ends at `end`, and its completed fragments.
 
         `end` is the begin of the fragment under construction.
         """
@@ -376,19 +376,19 @@ class FragmentIndex:
         return [sealed for sealed, _, _ in self._sealed.values()]
 
     def drop_stored(self) -> None:
-        """Remove the local files of stored fragments. Call it once this index has no readers any more."""
+        """Remove the local files of stored fragments. Call it once this index has no more readers."""
         for begin, (sealed, _, stored_at) in list(self._sealed.items()):
             if stored_at != float("inf"):
                 del self._sealed[begin]
                 sealed.drop()
 
     def jump_is_sound(self, offset: int) -> bool:
-        """Return True if a read may jump to `offset`, as `note_sound_jump` said a short while ago."""
+        """Return True if `note_sound_jump` was last called for `offset`, within SOUND_JUMP_SECONDS."""
         end, at = self._jump
         return end == offset and self._clock.monotonic() < at + SOUND_JUMP_SECONDS
 
     def note_sound_jump(self, offset: int) -> None:
-        """Note that no broker has the content that reads skip which jump to `offset`."""
+        """Record that no broker has the content that a jump to `offset` skips."""
         self._jump = offset, self._clock.monotonic()
 
     def _gap(self, offset: int, found: QueryResult, begin_mod_time: int) -> range:
@@ -402,15 +402,15 @@ class FragmentIndex:
         position, covered = self._all.query(begin)
         if covered:
             return range(0)
-        # This may be content that is here and not shown yet. Another replica may know that all have it.
+        # The gap may be content that is here but not visible yet. Another replica may know that all replicas have it.
         return range(begin, self._all[position].begin if position < len(self._all) else self._noted_head)
 
     async def query(self, offset: int, *, block: bool, begin_mod_time: int = 0, until_gap: bool = False) -> QueryResult:
         """Find the entry to read `offset` (-1: the write head) from. With `block`, wait until there is one.
 
-        With `until_gap`, waiting ends at a gap. Even a non-blocking read waits a little for the first listing, because
+        With `until_gap`, the wait ends at a gap. Even a non-blocking read waits briefly for the first listing, because
         the content of the stores is unknown before it, and for committed content that other replicas may not have yet.
-        Raises Unavailable when the replica is closed.
+        Raises Unavailable when the index is closed.
         """
         deadline = self._clock.monotonic() + FIRST_REFRESH_TIMEOUT_SECONDS
         readable_until = self._clock.monotonic() + READABLE_TIMEOUT_SECONDS
@@ -452,7 +452,7 @@ class FragmentIndex:
     async def wait_listed_again(self, timeout: float) -> bool:
         """Wait for a listing of the stores that begins after this call. Returns False if `timeout` seconds pass before.
 
-        Such a listing has everything that was stored before the call, whichever broker stored it.
+        This listing has everything that any broker stored before the call.
         """
         asked_at = self._clock.monotonic()
         try:
@@ -466,7 +466,7 @@ class FragmentIndex:
         return True
 
     def has_gap(self, begin: int, end: int = 0) -> bool:
-        """Return True if content of [begin, end) was written that nothing here covers. An `end` of 0 is the head.
+        """Return True if some of [begin, end) was written but has no entry. An `end` of 0 is the head.
 
         Content removed by retention is not a gap: it comes before the first entry, if that is stored.
         """
@@ -485,7 +485,7 @@ class FragmentIndex:
             self._waiters.pop(waiter, None)
 
     def close(self) -> None:
-        """Close the index because the replica is gone, and wake all who wait."""
+        """Close the index because the replica is gone, and wake all waiters."""
         self._closed = True
         self._wake()
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class IndexSummary(NamedTuple):
-    """The summary of a fragment index: [begin, end) of all fragments, and whether there are none.
+    """The summary of a fragment index: [begin, end) of all fragments. `empty` is True if there are none.
 
     `flushed_at` is the time when the last fragment was stored, in Unix seconds; 0 if it is not stored.
     """

@@ -1,6 +1,6 @@
 """The folders of journals in fragment stores: one broker's listing, marking and choice of postfixes.
 
-`coranto.fragments.journal_folders` has the rule. This module adds the journals that exist, from the mirrored key space,
+`coranto.fragments.journal_folders` has the rules. This module adds the existing journals, from the mirrored key space,
 and keeps the results of listings for the persister.
 """
 
@@ -32,10 +32,10 @@ class JournalFolders:
         self._marked: set[tuple[str, str]] = set()
 
     async def listed(self, spec: pb.JournalSpec, now: float) -> list[Fragment]:
-        """List a journal's fragments, those that a fork shares too, at wall time `now` in seconds.
+        """List a journal's fragments, including those that it shares as a fork, at wall time `now` in seconds.
 
-        Raises as `fragments` does, also if only the folder of another journal cannot be listed: a part of a fork's
-        content would look like all of it. Raises InvalidInput for labels that no fork has.
+        Raises like `fragments`, even if only the folder of a shared journal cannot be listed: otherwise, a fork with
+        missing content would look complete. Raises InvalidInput for invalid labels of a fork.
         """
         found: list[Fragment] = []
         for folder in folders_of(spec):
@@ -78,7 +78,7 @@ class JournalFolders:
             await self._mark(self._stores.get(url), journal)
 
     async def _mark(self, store: FragmentStore, journal: str) -> None:
-        """Mark a folder. A failure is only logged and retried later: it must not stop storing or listing."""
+        """Mark a folder. A failure is logged and retried later, because it must not prevent storing or listing."""
         try:
             await store.mark(journal)
         except CorantoError as error:

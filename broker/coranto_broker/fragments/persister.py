@@ -1,15 +1,15 @@
-"""The persister: takes completed fragments from local files to the journal's fragment store.
+"""The persister: stores completed fragments from local files in the journal's fragment store.
 
-The broker that drove a journal's appends stores its fragments immediately. Other replicas wait some minutes. The
-primary has normally stored the fragment then, and they only check that it is there. A failed attempt is retried, with
-growing pauses, until it succeeds or the journal is gone. Local files are the queue: a broker finds the fragments that
-its predecessor had not stored when it ended.
+The broker that drove a journal's appends stores its fragments immediately. Other replicas wait some minutes. Normally,
+the primary has then stored the fragment, and they only check that the store has it. A failed attempt is retried with
+backoff, until it succeeds or the journal is deleted. Local files are the queue: after a restart, a broker finds the
+fragments that it had not stored.
 
-Only fragments that are part of the journal for good are stored (see `in_sync`). While that is undecided, a fragment
-waits. If it turns out that others went on without it, its files are set aside.
+Only fragments that are permanently part of the journal are stored (see `in_sync`). While that is undecided, a fragment
+waits. If other brokers have continued without it, its files are set aside.
 
-A fragment waits for its predecessor on this broker while that waits or its store refuses it. Otherwise readers would
-see a journal whose first stored fragment begins later, and conclude that its beginning was removed.
+A fragment waits for an earlier one on this broker that waits or is refused by its store. Otherwise readers would see a
+journal whose first stored fragment begins later, and conclude that its beginning was removed.
 
 New fragments go to the first store of the journal's spec at the time of the attempt. While the broker shuts down, it
 tries the next store if one denies access.
@@ -55,13 +55,13 @@ _PIECE_BYTES = 1 << 20
 _BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 _LATER_SECONDS = 60.0
 _HELD_SECONDS = 10.0
-"""The longest pause between attempts while the backlog holds appends back."""
+"""The maximum pause between attempts while the backlog holds appends back."""
 _TURN_SECONDS = 5.0
 _OPEN_SECONDS = 3.0
-"""Time that `close` waits for undecided fragments. Their primary may be ending too, and store them. If it is not, it
+"""The time that `close` waits for undecided fragments. If their primary is exiting too, it may store them. If not, it
 continues with its own copies."""
 _RECOVERY_SECONDS = 2 * REPLICA_DELAY_SECONDS
-"""Time that fragments wait for a damaged one before them. Replicas with good copies store them within it."""
+"""The time that fragments wait for an earlier damaged one. Replicas with good copies store it within this time."""
 _log = structlog.get_logger(__name__)
 
 OnStored = Callable[[Sealed, Fragment], None]
@@ -93,7 +93,7 @@ class _Job:
     damaged_at: float | None = None
     """Monotonic time when the local content was found to be damaged; None if it is not damaged now."""
     damages: int = 0
-    """Number of times that it was damaged: more than one if the disk damages restored files again."""
+    """The number of times that it was damaged: more than one if the disk damages restored files again."""
     store: str = ""
     """The URL of the store that was tried last."""
     counted: bool = False
@@ -118,11 +118,11 @@ class FragmentPersister:
         backlog: Backlog | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`spec_of` returns the present spec of a journal with that create revision, or None if it was deleted.
+        """`spec_of` returns the current spec of a journal with that create revision, or None if it was deleted.
 
         `judge` decides whether a fragment is part of its journal; without it, all are. `folders` knows the owners of
         folders in stores; without it, there are no other journals. `copies` gives access to other brokers' copies.
-        `backlog` counts the content that waits.
+        `backlog` counts unstored content.
         """
         self._spec_of = spec_of
         self._stores = stores
@@ -140,7 +140,7 @@ class FragmentPersister:
 
     @property
     def pending(self) -> int:
-        """Number of fragments that are only in local files. A replica that holds back forgets others when it looks."""
+        """The number of fragments that were not found in their store yet. Replicas check only after their delay."""
         return sum(not job.sealed.content.discarded for job in self._tasks.values())
 
     @property
@@ -152,7 +152,7 @@ class FragmentPersister:
 
     @property
     def damaged(self) -> int:
-        """Number of fragments with damaged local content that have been neither stored nor restored yet."""
+        """The number of fragments with damaged local content that have been neither stored nor restored yet."""
         return sum(job.damaged_at is not None for job in self._tasks.values())
 
     def add(
@@ -175,7 +175,7 @@ class FragmentPersister:
             self._count(job)
 
     async def release(self, journal: str, create_revision: int) -> None:
-        """Stop storing the fragments of the journal with that create revision, because others use their files now."""
+        """Stop storing the fragments of the journal with that create revision, whose files others use now."""
         jobs = self._of_journal.get(journal, {})
         found = [task for task, job in jobs.items() if job.sealed.create_revision == create_revision]
         for task in found:
@@ -212,13 +212,13 @@ class FragmentPersister:
         while True:
             await self._pause(job)
             await self._turn(job)
-            if sealed.content.discarded:  # It was stored while this waited, and perhaps removed again by retention.
+            if sealed.content.discarded:  # The fragment was stored during the wait, and perhaps removed by retention.
                 return
             try:
                 spec = self._spec_of(sealed.fragment.journal, sealed.create_revision)
                 if spec is None:
                     _log.info("fragment.journal_deleted", fragment=sealed.fragment.content_path)
-                    return  # It is set aside with its folder.
+                    return  # Its files are set aside with the folder.
                 if not spec.fragment.stores:
                     return  # Nothing to do: it is served from its local file.
                 async with self._parallel, asyncio.timeout(ATTEMPT_SECONDS):
@@ -264,7 +264,7 @@ class FragmentPersister:
         job.failures += 1
 
     def _refused(self, job: _Job, reason: str) -> None:
-        """Note a failure of the store, not of our disk. If the journal is held back, retry sooner."""
+        """Record a failure of the store, not of the local disk. If the journal is held back, retry sooner."""
         journal = job.sealed.fragment.journal
         self._count(job)
         self._backlog.failed(journal, job.store, job.failures, reason)
@@ -272,13 +272,13 @@ class FragmentPersister:
             job.delay = min(job.delay, _HELD_SECONDS)
 
     def _count(self, job: _Job) -> None:
-        """Count the fragment in the backlog: we must store it now. A replica must once its primary seems not to."""
+        """Add the fragment to the backlog: this broker must store it, as primary or because the primary has not."""
         if not job.counted:
             job.counted = True
             self._backlog.add(job.sealed.fragment.journal, job.sealed.fragment.length)
 
     def _discount(self, job: _Job) -> None:
-        """Take the fragment out of the backlog: it is stored, or no store can help."""
+        """Remove the fragment from the backlog: it is stored, or cannot be stored."""
         if job.counted:
             job.counted = False
             self._backlog.remove(job.sealed.fragment.journal, job.sealed.fragment.length)
@@ -438,11 +438,11 @@ class _Reading:
         self._sum = hashlib.sha1(usedforsecurity=False)
 
     def all(self) -> bytes:
-        """Return all of it."""
+        """Return all compressed content."""
         return self._piece(0, self._sealed.fragment.length) + self._finish()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield it in pieces. Threads do the reading, hashing and compressing."""
+        """Yield the compressed content in pieces, which are read, hashed and compressed in threads."""
         length = self._sealed.fragment.length
         for position in range(0, length, _PIECE_BYTES):
             if data := await asyncio.to_thread(self._piece, position, min(_PIECE_BYTES, length - position)):
@@ -456,7 +456,7 @@ class _Reading:
             data = self._sealed.content.read_at(position, length)
         except OSError as error:
             if error.errno != errno.EIO:
-                raise  # It may pass, such as too many open files.
+                raise  # A transient error, such as too many open files.
             raise _Damaged(f"{path} cannot be read at {position}: {error}") from error
         if len(data) != length:
             raise _Damaged(f"{path} ends at {position + len(data)}, before its fragment does")

@@ -1,15 +1,15 @@
 """Retention: the primary of a journal removes stored fragments that are older than the journal's retention.
 
-It makes a new plan after each listing of the stores (`coranto.fragments.retention` chooses fragments). It removes them
-one by one, lowest offsets first, so that the rest has no gap wherever it stops. If a store fails, the round ends, and
-the next listing begins another. All journals of a broker share one pace.
+After each listing of the stores, the primary plans another round (`coranto.fragments.retention` chooses fragments). It
+removes them one by one, lowest offsets first, so that the rest has no gap wherever the round ends. If a store fails,
+the round ends, and the next listing starts another. All journals of a broker share one rate limit.
 
-A journal keeps content shared with its forks. It checks its spec again right before each removal, and ends the round if
-it has changed. A fork leaves the files of shared fragments alone: they are its source's, and listings leave out
-those that are older than the fork's own retention.
+A journal keeps content that it shares with its forks. Its spec is checked again right before each removal, and a change
+ends the round. A fork does not remove shared fragments, which belong to its source, but its listings omit those that
+are older than the fork's own retention.
 
-A fragment leaves this broker's index just before its file is removed, so that reads of it jump to the rest. Other
-replicas still know it until they list the stores again.
+A fragment is removed from this broker's index just before its file is removed, so that reads of it jump to the rest.
+Other replicas keep it in their indexes until they list the stores again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Retention:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         per_second: float,
     ) -> None:
-        """`is_primary` returns True if this broker is a journal's primary now, and `spec_of` its present spec.
+        """`is_primary` returns True if this broker is a journal's primary now, and `spec_of` its current spec.
 
         `per_second` bounds removals.
         """
@@ -64,11 +64,11 @@ class Retention:
         self._under_way: set[str] = set()
 
     def listed(self, spec: pb.JournalSpec, listed: Sequence[Fragment], index: FragmentIndex) -> None:
-        """Remove expired fragments in the background, after a listing of the stores that `index` already has."""
+        """Remove expired fragments in the background, after a listing of the stores that `index` already includes."""
         seconds = duration_seconds(spec.fragment.retention)
         if seconds <= 0 or spec.name in self._under_way or not self._is_primary(spec.name):
             return
-        # A fragment with a local file may be on its way into a store, or may not be listed yet.
+        # A fragment with a local file may be just being stored, or may not be listed yet.
         local = [replace(entry.fragment, backing_store="") for entry in index.entries if entry.content is not None]
         gone = expired([*listed, *local], seconds, self._clock.now(), held_from(spec))
         gone = [each for each in gone if each.journal == spec.name]
@@ -77,7 +77,7 @@ class Retention:
             self._spawn(self._remove(spec.name, seconds, gone, index))
 
     def _allows(self, journal: str, seconds: float, fragment: Fragment) -> bool:
-        """Return True if this broker may still remove a fragment, by all that it knows now."""
+        """Return True if this broker may still remove a fragment, by the journal's current spec and primary."""
         spec = self._spec_of(journal)
         return (
             spec is not None

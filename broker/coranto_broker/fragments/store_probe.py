@@ -21,7 +21,7 @@ HEALTHY_SECONDS = 30 * 60.0
 BACKOFF_SECONDS = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
 FORGET_SECONDS = 2 * 60 * 60.0
 TOLERATED_FAILURES = 5
-"""Number of failed probes that an append waits for before it gives up."""
+"""The number of failed probes that an append waits for before it fails."""
 _log = structlog.get_logger(__name__)
 
 
@@ -64,7 +64,7 @@ class StoreHealth:
     async def problem(self, url: str, until: Signal | None = None) -> str:
         """Return the problem of a store, or "" if it is healthy.
 
-        Waits for the first probe and, while probes fail, for some more. Raises Invalidated when `until` fires first.
+        Waits for the first probe and, while probes fail, for a few more. Raises Invalidated if `until` fires first.
         """
         watched = self._watched.get(url)
         if watched is None:
@@ -98,7 +98,7 @@ class StoreHealth:
 
 
 class _Watched:
-    """One store: the problem that the last probe found (None: not probed yet), and the failures in a row."""
+    """One store: the problem that the last probe found (None: not probed yet), and the consecutive failures."""
 
     def __init__(self) -> None:
         self.problem: str | None = None

@@ -1,4 +1,4 @@
-"""The watch over fragment stores: which of them work, and which journals are held back."""
+"""Monitoring of fragment stores: their health, and the journals that are held back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coranto_broker.settings import BrokerSettings
 
 
 class StoreWatch:
-    """The health of the stores of new fragments, and the backlog of what waits to be stored."""
+    """The health of fragment stores, and the backlog of unstored content."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class StoreWatch:
         return self._health.is_healthy(url) and not self.backlog.problem(journal, url)
 
     async def problem(self, journal: str, url: str, until: Signal | None) -> str:
-        """Return the reason why a fragment store does not take a journal's content, or "" if it does.
+        """Return the reason why a fragment store does not accept a journal's content, or "" if it does.
 
-        Waits some time for a problem to pass. Raises Invalidated when `until` fires first.
+        Waits a limited time for a problem to pass. Raises Invalidated if `until` fires first.
         """
         return await self._health.problem(url, until) or await self.backlog.wait_for_capacity(journal, url, until)
 

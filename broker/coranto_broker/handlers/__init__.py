@@ -1,1 +1,1 @@
-"""The handlers of the RPCs of `protocol.Journal`, one module for each."""
+"""The handlers of a broker's RPCs, one module for each, and their common parts."""

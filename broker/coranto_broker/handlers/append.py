@@ -43,7 +43,7 @@ async def serve(broker: Broker, context: MessageSource, claims: Claims, caller: 
 async def serve_encoded(broker: Broker, context: MessageSource, claims: Claims, caller: str = "") -> bytes:
     """Serve one append, and return the encoded response. Cancelling it rolls back content that was not proposed.
 
-    `caller` has been admitted by its quota; it is empty without one.
+    `caller` has been admitted by its quota; it is empty if there is none.
     """
     begun = broker.clock.monotonic()
     request = await first_message(context, broker.receive_budget.first_message_deadlines)
@@ -106,8 +106,8 @@ async def forward(broker: Broker, append: QueuedAppend, read: Callable[[], Await
         call = broker.peers.stub(header).Append(metadata=carried(metadata, append.span))
         ended = PeerStatus(call)
         try:
-            # The primary may end the call before everything is sent. Its answer then says more than the error of
-            # sending the rest.
+            # The primary may end the call before everything is sent. Its response is then more useful than the error
+            # of the send.
             with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
                 await call.write(_forwarded(append))
                 while (message := await read()) is not None:

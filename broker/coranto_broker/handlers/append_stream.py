@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
 MAX_CONTENT_BYTES: Final = 1 << 20
-"""The most content of one append, which must fit into a batch."""
+"""The maximum content of one append, which must fit into a batch."""
 ANSWER_BYTES: Final = 256 << 10
-"""The bytes of answers in one message. Each answer has all registers of its journal, and clients limit messages."""
+"""The bytes of answers in one message. An answer has all registers of its journal, and clients limit message sizes."""
 _NOW_BYTES: Final = 32 << 10
-"""The bytes of answers in one message of `write_now`, which then no longer count as held."""
+"""The bytes of answers in one message that `write_now` sends. They no longer count as held once sent."""
 MAX_TOKENS: Final = 1024
 MAX_ORDERS: Final = 1024
 _TURN_APPENDS: Final = 64
@@ -84,7 +84,7 @@ class _Tokens:
 
 
 class _Ready(NamedTuple):
-    """An unsent answer: an encoded response, or a status code and its text. `size` counts as held."""
+    """An unsent answer: an encoded response, or a status code and its text. `size` is its held bytes."""
 
     number: int
     size: int
@@ -103,7 +103,7 @@ class _Stream:
         self._sink = cast("InstantSink", context)
         self._admission = admission
         self._tokens = _Tokens(broker, context)
-        claims = self._tokens.claims_of("")  # The call itself may append something.
+        claims = self._tokens.claims_of("")  # The call itself must be authorized to append.
         self.caller = caller_of(claims, context.peer()) if broker.quotas.apply_to(claims) else ""
         """The caller whose quota the appends use; empty if there is none."""
         self._orders: dict[str, StreamOrder] = {}  # By journal.
@@ -113,7 +113,7 @@ class _Stream:
         self._sends_soon = self._sending = False
         self._largest = 0  # The largest answer, as an estimate for further ones.
         self.held = 0
-        """The held bytes, as `coranto_broker.append.overload` counts them."""
+        """The held bytes (see `coranto_broker.append.overload`)."""
         self.waits_since = 0.0
         self._given_up: StreamOverloaded | None = None  # The error that ends the stream, if any.
         self._task = asyncio.current_task()
@@ -148,7 +148,7 @@ class _Stream:
             self._close()
 
     async def take_all(self, batch: AppendBatch) -> None:
-        """Begin the appends of a message as the bounds allow, and return when there is room for more.
+        """Start the appends of a message as capacity allows, and return when there is capacity for another message.
 
         Raises InvalidInput for an id that is in use, and StreamOverloaded.
         """
@@ -172,7 +172,7 @@ class _Stream:
         await self.wait_for_capacity()
 
     def take(self, append: StreamedAppend, size: int, refusal: AppendQuotaExceeded | None = None) -> None:
-        """Begin an append of `size` held bytes, or answer it with `refusal`. Raises InvalidInput for an id in use."""
+        """Start an append of `size` held bytes, or answer it with `refusal`. Raises InvalidInput for an id in use."""
         if append.id in self._appends:
             raise InvalidInput(f"append {append.id} of this stream is not answered yet", field="StreamedAppend.id")
         self._appends[append.id] = None
@@ -181,7 +181,7 @@ class _Stream:
         if answer is None:
             try:
                 answer = self._begin(append, size)
-            except Exception as error:  # noqa: BLE001  # The append fails, and no other.
+            except Exception as error:  # noqa: BLE001  # The error fails only this append.
                 answer = error
         if answer is not None:
             self._answer(append.id, append.request.journal, size, answer)
@@ -228,7 +228,7 @@ class _Stream:
         outcome: _Outcome
         try:
             outcome = await forward_buffered(self._broker, append)
-        except Exception as error:  # noqa: BLE001  # The append fails, and no other.
+        except Exception as error:  # noqa: BLE001  # The error fails only this append.
             append.state, outcome = State.ERROR, error
             if append.span is not None:
                 append.span.end(error)
@@ -248,7 +248,7 @@ class _Stream:
         if isinstance(outcome, AppendOutcome):
             try:
                 outcome = outcome.encode()
-            except Exception as error:  # noqa: BLE001  # The append fails, and no other.
+            except Exception as error:  # noqa: BLE001  # The error fails only this append.
                 outcome = error
         if isinstance(outcome, bytes):
             ready = _Ready(number, len(outcome) + ITEM_BYTES, outcome)
@@ -284,7 +284,7 @@ class _Stream:
     async def wait_for_capacity(self, unread: int = 0) -> None:
         """Wait while too much is held, so that flow control slows the client down.
 
-        `unread` are the held bytes of received appends that have not begun.
+        `unread` are the held bytes of received appends that have not been started.
         """
         while (self._appends or self._ready) and (
             self.held - unread + len(self._appends) * self._largest > STREAM_BYTES
@@ -295,7 +295,7 @@ class _Stream:
             await self._has_capacity.wait()
 
     async def send(self) -> None:
-        """Send answers until the stream has ended and all are sent. One message has all answers of a turn."""
+        """Send answers until the stream has ended and all are sent, those that are ready together in one message."""
         while self._appends or not self._ended or self._ready:
             await self._is_ready.wait()
             self._is_ready.clear()
@@ -310,7 +310,7 @@ class _Stream:
             self._sending = False
 
     def _send_soon(self) -> None:
-        """Send the answers of this turn by `write_now`. Leave them to `send` if the client is slow."""
+        """Send the ready answers with `write_now`. If the client is slow, leave them to `send`."""
         self._sends_soon = False
         while self._ready and not self._sending and not self._closed:
             answers, taken = self._next_answers(_NOW_BYTES)
@@ -334,7 +334,7 @@ class _Stream:
         return answers, taken
 
     def give_up(self, error: StreamOverloaded) -> None:
-        """End the stream with an error, once."""
+        """End the stream with an error. Further calls have no effect."""
         if self._given_up is None and not self._closed and self._task is not None:
             self._given_up = error
             self._task.cancel()

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from coranto_broker.replication.resolver import JournalState
 
 _ATTEMPTS = 32
-"""The most attempts of an Apply that loses to concurrent changes."""
+"""The maximum attempts of an Apply that conflicts with concurrent changes."""
 
 
 async def serve(broker: Broker, request: pb.ApplyRequest, claims: Claims, caller: str) -> pb.ApplyResponse:
-    """Apply all changes in one transaction, and answer once this broker's key space has them.
+    """Apply all changes in one transaction, and respond once this broker's key space has them.
 
     Raises PermissionDenied if the caller may not make all of the changes, even if they are malformed. Raises
     InvalidInput for a new journal whose name nests with another's, for a journal that would share a folder in a store
@@ -74,7 +74,7 @@ async def _keeps_folders_apart(broker: Broker, state: JournalState, request: pb.
     conflict = folder_conflict(state, upserts, deleted)
     if conflict is None:
         return True
-    if (item := state.item(conflict.other)) is not None:  # Ask etcd whether it has changed.
+    if (item := state.item(conflict.other)) is not None:  # Read it from etcd, in case it has changed.
         header, found = await broker.coordinator.get(state.layout.item_key(conflict.other))
         if found is None or found.mod_revision != item.mod_revision:
             await broker.keyspace.wait_for_revision(header.revision)
@@ -82,23 +82,23 @@ async def _keeps_folders_apart(broker: Broker, state: JournalState, request: pb.
     covered = item is None or claims.covers(item.id, item.spec.labels)
     other = f"{conflict.other} in {conflict.other_store}" if covered else "a journal that the token does not cover"
     raise InvalidInput(
-        f"{conflict.name} in {conflict.store} would share a folder with {other}, so that each would take the "
-        "other's fragments for its own. Choose another name, or a store whose prefix keeps them apart",
+        f"{conflict.name} in {conflict.store} would share a folder with {other}, so that each would treat the "
+        "other's fragments as its own. Choose another name, or a store whose prefix keeps them apart",
         field="JournalSpec.fragment.stores",
     )
 
 
 @dataclass(slots=True)
 class _Transaction:
-    """The etcd transaction of an Apply. `expected` has the revisions that the client demands, by key."""
+    """The etcd transaction of an Apply. `expected` has the revisions that the client expects, by key."""
 
     compares: list[Compare] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     expected: dict[str, int] = field(default_factory=dict)
     created: list[str] = field(default_factory=list)
-    """New names, which must not nest."""
+    """The names of new journals, which must not nest with others."""
     guards: list[Compare] = field(default_factory=list)
-    """Conditions that keep other journals out of these folders."""
+    """Compares that keep other journals out of these journals' folders."""
 
 
 async def _is_outdated(broker: Broker, state: JournalState) -> bool:
@@ -139,7 +139,7 @@ def _revision(state: JournalState, key: str) -> int:
 
 
 def _compares(state: JournalState, wanted: _Transaction) -> list[Compare]:
-    """Return all conditions of a transaction. Raises InvalidInput if it does not fit into one."""
+    """Return all compares of a transaction. Raises InvalidInput if one transaction cannot hold them."""
     compares = with_guards(state, wanted.created, [*wanted.compares, *wanted.guards])
     if len(compares) > MAX_TXN_OPS and wanted.guards:
         compares = with_guards(state, wanted.created, [*wanted.compares, unchanged_since(state)])
@@ -155,7 +155,7 @@ def _compares(state: JournalState, wanted: _Transaction) -> list[Compare]:
 async def _attempt(
     broker: Broker, state: JournalState, wanted: _Transaction, claims: Claims, caller: str
 ) -> pb.ApplyResponse | None:
-    """Try the transaction. Return None, after an update of the key space, if concurrent changes came first.
+    """Try the transaction. If a concurrent change came first, update the key space and return None.
 
     Raises InvalidInput for a new journal whose name nests with another's.
     """
@@ -163,13 +163,13 @@ async def _attempt(
     if pair is not None and pair[1] in wanted.created:
         raise _nesting(*pair)
     others = [key for key, revision in wanted.expected.items() if revision != _revision(state, key)]
-    if pair is None and others:  # Ask etcd, because this key space may be behind.
+    if pair is None and others:  # Read from etcd, because this key space may be behind.
         header, found = await broker.coordinator.get(others[0])
         if (found.mod_revision if found is not None else 0) != wanted.expected[others[0]]:
             return _failed(broker, header.revision)
         await broker.keyspace.wait_for_revision(header.revision)
         return None
-    if pair is not None:  # Ask etcd, as above.
+    if pair is not None:  # Read from etcd, as above.
         header, found = await broker.coordinator.get(state.layout.item_key(pair[1]))
         itself = None
         if found is not None:
@@ -218,8 +218,8 @@ def _authorize(state: JournalState, request: pb.ApplyRequest, claims: Claims) ->
     """Check that the claims cover all changes, which are not validated yet. Raises PermissionDenied.
 
     Claims must cover a journal before and after the change, so that callers cannot relabel or remove journals that the
-    claims exclude. A store URL that leads elsewhere than to the journal's own folder must already be in use by a
-    journal that the claims cover.
+    claims exclude. A store URL that leads elsewhere (`_leads_elsewhere`) must already be in use by a journal that the
+    claims cover.
     """
     if claims.covers_all:
         return
@@ -264,7 +264,7 @@ def _leads_elsewhere(url: str) -> bool:
 def _check_new_stores(
     stores: StoreRegistry, field: str, item: Item[pb.JournalSpec] | None, spec: pb.JournalSpec
 ) -> None:
-    """Check new stores of a spec; current ones may stay. Raises InvalidInput for a store that brokers cannot open."""
+    """Check the new stores of a spec, not its current ones. Raises InvalidInput if brokers cannot open one."""
     known = item.spec.fragment.stores if item is not None else ()
     for index, url in enumerate(spec.fragment.stores):
         try:

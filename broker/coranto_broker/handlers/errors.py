@@ -1,4 +1,4 @@
-"""Reporting of errors: maps them to gRPC status codes, and logs failed calls."""
+"""Error reporting: maps errors to gRPC status codes, and logs failed calls."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _CODES: Final = (
 """The codes of errors that only brokers raise."""
 
 STATUS_SECONDS: Final = 5.0
-"""The longest wait for a client to read the status of a failed call."""
+"""The maximum wait for a client to read the status of a failed call."""
 
 _concerned: ContextVar[str] = ContextVar("journal", default="")
 
 
 def concerns(journal: str) -> None:
-    """Name the journal in the log line if this call fails."""
+    """Set the journal that is logged if this call fails."""
     _concerned.set(journal)
 
 
@@ -59,7 +59,7 @@ async def reported(method: str, context: Context) -> AsyncIterator[None]:
 
 
 async def report(error: CorantoError | OSError, method: str, context: Context) -> NoReturn:
-    """End the call with the status code of an error, and log it. The call is cancelled if its client reads nothing."""
+    """Log an error, and end the call with its status code. If the client reads nothing, the call is cancelled."""
     code, text = log_failure(error, method, context, _concerned.get()), call_errors.public_text(error)
     try:
         async with asyncio.timeout(STATUS_SECONDS):

@@ -1,8 +1,8 @@
 """The RPC ListFragments: pages through the fragment index of a journal.
 
 The index has the stores' content as of its last listing. Since then another broker may have stored fragments and
-dropped its files. So a page with a gap is returned only after another listing of the stores: otherwise an audit or a
-recovery would take the gap for a loss.
+dropped its files. So a page with a gap is returned only after another listing of the stores. Otherwise an audit or a
+recovery would report a loss.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PAGE = 1000
 LISTING_SECONDS = 15.0
-"""The longest wait for another listing, since a store that does not answer must not block the page."""
+"""The maximum wait for another listing, so that a store that does not respond cannot block the page."""
 
 
 async def serve(broker: Broker, request: pb.FragmentsRequest, claims: Claims) -> pb.FragmentsResponse:
@@ -71,7 +71,7 @@ async def serve(broker: Broker, request: pb.FragmentsRequest, claims: Claims) ->
 
 
 def select(entries: CoverSet[IndexEntry], request: pb.FragmentsRequest) -> tuple[list[IndexEntry], int]:
-    """Return the entries of one page and the token of the next page, an offset, or 0 at the end.
+    """Return the entries of one page, and the token of the next page (an offset; 0 at the end).
 
     Times are inclusive. A fragment that is in no store has no time: it is listed unless the request has an end time.
     """

@@ -2,16 +2,16 @@
 
 A gap arises when a disk loses content, or when a broker has just become a replica. The other brokers of the Route may
 have the content in local files, which they store later, or never if the journal has no store. So a read at a gap asks
-them. It continues with content that a peer shows to readers, at the read's offset or within the span that the read
-would jump over:
+these peers. It continues with content that a peer serves to readers, at the read's offset or within the span that the
+read would skip:
 
 * a stored fragment that this broker has not listed yet; or
 * the peer's local file. It is fetched completely and verified by its SHA-1 before it is served, and readers of the gap
   share it in the cache.
 
 Only the gap is served from a peer, so a peer cannot extend the journal. The index, the head and the spool do not
-change. If no peer has the content, the read waits and asks again at growing intervals, answers that the content is not
-available yet, or jumps. A broker that is asked does not ask others.
+change. If no peer has the content, the read retries with backoff, responds OFFSET_NOT_YET_AVAILABLE, or skips the gap.
+A peer that is asked does not ask its own peers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from coranto_broker.replication.resolver import Resolution
 
 PAUSE_SECONDS = 1.0
-"""The first pause of a waiting read before it asks peers again. Each further pause is twice as long."""
+"""The first pause of a blocking read before it asks peers again. Each further pause is twice as long."""
 LONGEST_PAUSE_SECONDS = 30.0
 _log = structlog.get_logger(__name__)
 
@@ -75,7 +75,7 @@ class GapReader:
                 break
             if (elsewhere := await self._elsewhere(found, loans)) is not None:
                 return elsewhere
-            if found.entry is not None:  # It may have changed.
+            if found.entry is not None:  # The index may have changed.
                 found = await self._index.query(offset, block=False, begin_mod_time=request.begin_mod_time)
                 if found.entry is not None or not request.block:
                     break
@@ -90,7 +90,7 @@ class GapReader:
         return Found(found.offset, found.write_head, found.entry, found.entry.end if found.entry is not None else 0)
 
     async def _elsewhere(self, found: QueryResult, loans: AsyncExitStack) -> Found | None:
-        """Find the content at the beginning of a gap at a peer, or in a store that a peer names."""
+        """Find content of a gap at a peer, or in a store that a peer names."""
         request, jumps = self._request, _jumps(found)
         copies, all_answered = await self._broker.copies.find(self._journal, found.gap.start, request.begin_mod_time)
         for copy in sorted(copies, key=lambda copy: copy.offset):
@@ -139,5 +139,5 @@ class GapReader:
 
 
 def _jumps(found: QueryResult) -> bool:
-    """Return True if a read with this answer would jump over a gap."""
+    """Return True if a read with this result would skip a gap."""
     return found.entry is not None and found.offset > found.gap.start

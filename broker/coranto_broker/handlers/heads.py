@@ -1,7 +1,7 @@
 """The RPC Heads: the heads of many journals in one call.
 
-The broker answers for the journals that it is primary of, and asks the primaries of the others, each once. If a primary
-does not answer, this broker reports its own replica's state, or the reason why the head is unknown.
+The broker reports the journals whose primary it is, and asks the other primaries, each once, for the rest. If a primary
+does not respond, this broker reports its own replica's state, or the reason why the head is unknown.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 HEADS_PER_RESPONSE: Final = 200
 PEER_SECONDS: Final = 10.0
-"""The longest wait for the heads of another broker."""
+"""The maximum wait for the heads of another broker."""
 LISTING_SECONDS: Final = 5.0
-"""The longest total wait for the first listings of stores."""
+"""The maximum total wait for the first listings of stores."""
 VERSION: Final = importlib.metadata.version("coranto")
 _log = structlog.get_logger(__name__)
 
@@ -77,7 +77,7 @@ async def serve(broker: Broker, request: HeadsRequest, context: Context, claims:
 
 
 async def heads_of(broker: Broker, journals: Iterable[str]) -> dict[str, JournalHead]:
-    """Return the heads of journals by their primaries or, if one does not answer, by this broker's replicas."""
+    """Return the heads of journals from their primaries or, if one does not respond, from this broker's replicas."""
     selector = labels.label_selector(include=[(labels.NAME, name) for name in journals])
     state, facts = broker.keyspace.state, broker.facts.all()
     mine, theirs, without_primary = _by_primary(broker, state, facts, selector, Claims(Capability.ALL))
@@ -140,7 +140,7 @@ async def _send(context: Context, heads: Iterable[JournalHead]) -> None:
 
 @dataclass(slots=True)
 class _PeerHeads:
-    """Another broker's heads by journal, or the problem of the call. `lacks` is True for Gazette's brokers."""
+    """Another broker's heads by journal, or the call's problem. `lacks` is True if it has no RPC Heads, as Gazette."""
 
     heads: dict[str, JournalHead] = field(default_factory=dict)
     problem: str = ""
@@ -174,7 +174,7 @@ async def _ask(broker: Broker, endpoint: str, selector: pb.LabelSelector, min_et
 
 
 def _other(broker: Broker, facts: EtcdFacts, answer: _PeerHeads) -> JournalHead:
-    """Return the head of a journal with another primary, by the primary's answer or the local replica."""
+    """Return the head of a journal with another primary, from the primary's response or the local replica."""
     if (head := answer.heads.get(facts.item.id)) is not None:
         return head
     replica = broker.resolver.replica_of(facts.item.id)
@@ -186,7 +186,7 @@ def _other(broker: Broker, facts: EtcdFacts, answer: _PeerHeads) -> JournalHead:
 
 
 def _head_of(broker: Broker, facts: EtcdFacts) -> JournalHead:
-    """Return the head of a journal by etcd and this broker's replica, if any. Callers must not change it."""
+    """Return the head of a journal from etcd and this broker's replica, if any. Callers must not change it."""
     if facts.head.status != pb.OK:
         return facts.head
     head, item = _copy(facts.head), facts.item

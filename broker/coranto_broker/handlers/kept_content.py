@@ -1,8 +1,8 @@
 """Reads of content by its identity: a journal's offsets and a SHA-1.
 
-The answer may come from the cache of fragments, from any file of the journal in the data directory, and from other
-brokers, even if the fragment index no longer has the content or the journal was deleted. Peers use such reads to
-replace damaged files, and recovery uses them to restore fragments.
+The content may come from the fragment cache, from any file of the journal in the data directory, or from another
+broker, even if the fragment index no longer has it or the journal was deleted. Peers use such reads to replace damaged
+files, and recovery uses them to restore fragments.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _log = structlog.get_logger(__name__)
 
 
 async def send(broker: Broker, request: pb.ReadRequest, sink: MessageSink, claims: Claims) -> bool:
-    """Send the content of a request with a sum, from this or another broker. Return False if none has it.
+    """Send the content that a request identifies by its sum, from this or another broker. Return False if none has it.
 
-    The header of the first answer names that broker.
+    The header of the first response names the broker that has it.
     """
     if not _covers(broker, request.journal, claims):
         return False

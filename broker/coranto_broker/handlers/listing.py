@@ -20,7 +20,7 @@ JOURNALS_PER_RESPONSE = 25
 async def serve(broker: Broker, request: pb.ListRequest, context: Context, claims: Claims) -> None:
     """Send a snapshot of the matching journals and, with `watch`, another one after each change of their specs.
 
-    With `watch`, an empty message ends each snapshot. Changes of only routes are not sent.
+    With `watch`, an empty message ends each snapshot. Changes that affect only routes are not sent.
     """
     selector = labels.rewrite_legacy_prefix(request.selector)
     validate(pb.ListRequest(selector=selector, watch=request.watch))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_NOTE_BYTES: Final = 16 << 10
 MAX_NAME_BYTES: Final = 1024
 MAX_NOTES: Final = 4096
-"""The most notes of a cluster, so that callers cannot fill etcd."""
+"""The maximum number of notes in a cluster, so that callers cannot fill etcd."""
 
 
 async def serve(broker: Broker, request: NoteRequest, claims: Claims, caller: str) -> NoteResponse:

@@ -1,4 +1,4 @@
-"""The RPC Read: serves content from local spools and, for clients without access, from stores.
+"""The RPC Read: serves content from local spools and, for clients without access to stores, from the stores.
 
 The response stream has a metadata message for each fragment (the first with the header), followed by the fragment's
 content in chunks.
@@ -39,7 +39,7 @@ _log = structlog.get_logger(__name__)
 
 
 async def serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, claims: Claims, caller: str) -> None:
-    """Serve a read, from this broker or through one that holds the journal.
+    """Serve a read from this broker, or proxy it to a broker that holds the journal.
 
     Raises TooManyReads for a blocking read if `caller` has too many under way, and QuotaExceeded.
     """
@@ -121,7 +121,7 @@ async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadR
             with _lacking(index):
                 content = found.copy
                 if entry.local is not None:
-                    # Borrow before any await, because then the file stays even if the fragment is removed.
+                    # Borrow the file before any await, so that it stays readable if the fragment is removed.
                     content = loans.enter_context(entry.local.borrow())
                 if entry.fragment.backing_store:
                     metadata.fragment_url = await _signed_url(broker, entry.fragment)
@@ -152,12 +152,12 @@ async def _is_of_another(replica: Replica, request: pb.ReadRequest) -> bool:
 
 @contextmanager
 def _lacking(index: FragmentIndex) -> Iterator[None]:
-    """Have the stores listed soon if content is missing where the index has it."""
+    """Request a listing of the stores if content of an index entry is missing or damaged."""
     try:
         yield
     except (FragmentNotFound, CorruptData):
-        # It was removed since the last listing, perhaps by retention; or it is damaged here, and another replica may
-        # have stored it.
+        # The content was removed after the last listing, for example by retention; or it is damaged here, and another
+        # replica may have stored it.
         index.found_missing()
         raise
 
@@ -165,7 +165,7 @@ def _lacking(index: FragmentIndex) -> Iterator[None]:
 async def _send(
     broker: Broker, entry: IndexEntry, here: CachedContent | None, offset: int, stop: int, context: MessageSink
 ) -> None:
-    """Send the entry's content of [offset, stop) in chunks, from `here` if given, otherwise from the store."""
+    """Send the entry's content [offset, stop) in chunks, from `here` if given, otherwise from the store."""
     if here is not None:
         await _send_from(broker, here, entry, offset, stop, context)
         return
@@ -190,7 +190,7 @@ async def _send_from(
 async def _signed_url(broker: Broker, fragment: Fragment) -> str:
     """Return a signed URL of the fragment, or "" if the store cannot sign one.
 
-    Some stores need a request for each signature. Reads through brokers must work even if it fails.
+    Some stores need a request for each signature. Reads through brokers must work even if that request fails.
     """
     try:
         return await broker.stores.get(fragment.backing_store).sign_async(fragment, URL_TTL_SECONDS)
@@ -202,7 +202,7 @@ async def _signed_url(broker: Broker, fragment: Fragment) -> str:
 async def _proxy(
     broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: MessageSink, span: TraceSpan | None
 ) -> None:
-    """Forward a read to a broker that holds the journal."""
+    """Proxy a read to a broker that holds the journal."""
     forwarded = pb.ReadRequest()
     forwarded.CopyFrom(request)
     forwarded.header.CopyFrom(resolution.header)

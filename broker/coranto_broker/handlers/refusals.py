@@ -1,7 +1,7 @@
-"""Requests about a journal that the caller's claims may not cover.
+"""The refusal of requests about journals that the caller's claims do not cover.
 
-Such a journal looks like a missing one, even if the request is malformed. Only callers with access to the journal get
-the details of a malformed request.
+Such a journal appears to be missing, even if the request is malformed. Only callers with access to the journal get the
+details of a malformed request.
 """
 
 from __future__ import annotations

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
 DEMOTED_SECONDS = 5.0
-"""The time that a replaced primary has to complete its proposals."""
+"""The time that a demoted primary has to complete its proposals."""
 
 
 async def serve(broker: Broker, context: Context, claims: Claims) -> None:
     """Own the replica's spool until the primary closes the stream or fails. Then roll back uncommitted content.
 
-    Cancelling it does the same.
+    A cancelled call does the same.
     """
     request = await first_message(context, broker.receive_budget.first_message_deadlines)
     if not isinstance(request, (ContentMessage, pb.ReplicateRequest)):
@@ -97,7 +97,7 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
 async def _demoted(broker: Broker, resolution: Resolution) -> None:
     """Wait until the Route has had another primary for DEMOTED_SECONDS.
 
-    The old primary has time to finish, but cannot block its successor.
+    So the old primary has time to finish, but cannot block its successor.
     """
     primary = _primary(resolution)
     while _primary(resolution) == primary:
@@ -123,7 +123,7 @@ async def _drive(
 ) -> None:
     first: pb.Header | None = header
     revision = first_request.header.etcd.revision
-    # Gazette's primaries do not send the offset that all replicas have. Their commits are shown immediately.
+    # Gazette's primaries do not send the offset that all replicas have. Their commits are readable immediately.
     waits = first_request.HasField("readable")
     request: ReplicateMessage | None = first_request
     is_plain = False
@@ -195,7 +195,7 @@ async def _drive(
 
 
 def _is_plain(request: pb.ReplicateRequest, registers: pb.LabelSet) -> bool:
-    """Return True for only content and its proposal. They are valid if the proposal fits the spool."""
+    """Return True if a request has only content and its proposal. It is valid if the proposal fits the spool."""
     return (
         bool(request.content)
         and request.HasField("proposal")
@@ -211,8 +211,8 @@ def _is_plain(request: pb.ReplicateRequest, registers: pb.LabelSet) -> bool:
 async def _confirmed(broker: Broker) -> None:
     """Wait while the membership of this broker is in doubt.
 
-    If this process was paused, the others may have rolled back content that waited here. A commit would show it to
-    readers of this broker.
+    If this process was paused, the other replicas may have rolled back content that is uncommitted here. A commit would
+    make it readable at this broker.
     """
     if broker.session is not None:
         await broker.session.confirmed()

@@ -42,8 +42,8 @@ async def serve(
 def _authorize(broker: Broker, request: pb.FragmentStoreHealthRequest, claims: Claims) -> None:
     """Check that the caller may probe this store. Raises PermissionDenied.
 
-    A probe writes files at an address that the request names. A caller with access to journals may probe their stores,
-    below their folders. Other stores need the right to apply any spec, which could name the store anyway.
+    A probe writes files at an address from the request. A caller with access to journals may probe their stores, below
+    their folders. Other stores require APPLY over all journals, since a spec could use any store.
     """
     if claims.covers_all and Capability.APPLY in claims.capability:
         return

@@ -1,1 +1,1 @@
-"""A broker's HTTP endpoints: journals (`gateway`), and its own condition (`operation`)."""
+"""The HTTP gateway of a broker, for clients without gRPC."""

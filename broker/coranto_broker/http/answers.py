@@ -1,7 +1,7 @@
 """Adapters between HTTP and the handlers: the answer that a read writes, and the body that an append reads.
 
-Neither holds content. A chunk of a read is sent before the next is fetched. Of an append's body, only the connection's
-buffer is in memory.
+Neither buffers content. A chunk of a read is sent before the next is fetched. Only the connection's buffer of an
+append's body is in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_OFFSET = (1 << 63) - 1
 
 
 class _Call:
-    """The part of a request that traces need, in the form that they take."""
+    """The trace headers of a request, in the form of gRPC's metadata."""
 
     def __init__(self, http: web.Request) -> None:
         self._http = http
@@ -44,7 +44,7 @@ class ReadAnswer(_Call):
         self._next = 0  # Offset of the next byte.
         self._stop = 0  # End of the content; 0 when it is open.
         self.response: web.StreamResponse | None = None
-        """Set once the headers, or a complete refusal, are known."""
+        """Set once the headers, or a complete refusal, have been created."""
 
     async def made_by(self, reading: Coroutine[Any, Any, None]) -> None:
         """Run `reading`, which writes to this answer, until it ends or has written enough.
@@ -66,14 +66,14 @@ class ReadAnswer(_Call):
             if self._stop:
                 content = content[: self._stop - self._next]
             self._next += len(content)
-            if not self.response.prepared:  # Not earlier: until now, a failure gets its own status.
+            if not self.response.prepared:  # Not earlier, so that a failure before any content gets its own status.
                 await self.response.prepare(self._http)
             await self.response.write(content)
             if self._next == self._stop:
                 raise SinkComplete  # The journal may have grown since the headers were sent.
         elif self.response is None:
             self.response = self._begin(message)
-        # Ignore later metadata: another fragment's adds nothing new, a reached head's ends the content.
+        # Ignore later metadata: it names another fragment, or reports that the read has reached the head.
 
     def _begin(self, metadata: pb.ReadResponse) -> web.StreamResponse:
         headers = read_headers(metadata)
@@ -104,7 +104,7 @@ class AppendBody(_Call):
         self._messages = self._make(http, first, chunk_bytes)
 
     async def read(self) -> pb.AppendRequest | None:
-        """Return the next message, or None at the end. A body that is cut off raises, and so never commits."""
+        """Return the next message, or None at the end. Raises for a truncated body, which is never committed."""
         return await anext(self._messages, None)
 
     @staticmethod
@@ -156,7 +156,7 @@ def append_answer(response: pb.AppendResponse) -> web.Response:
 
 def refusal(status: pb.Status.ValueType, headers: dict[str, Any], detail: str = "") -> web.Response:
     """Return the answer for a status other than OK, with its name and meaning."""
-    hint = "" if status == pb.NOT_ALLOWED and detail else HINTS.get(status, "")  # The reason is another one.
+    hint = "" if status == pb.NOT_ALLOWED and detail else HINTS.get(status, "")  # `detail` has the actual reason.
     text = ": ".join(part for part in (pb.Status.Name(status), hint, detail) if part)
     code = STATUSES.get(status, 500)
     if code == 503:

@@ -1,12 +1,12 @@
 """The HTTP gateway: journals for clients without gRPC.
 
-A GET reads, a HEAD returns where a read would begin, a PUT appends its body (`coranto_broker.http.requests` has their
-arguments). Addresses, headers and statuses are as in Gazette's gateway, with some additions. The gateway
+A GET reads, a HEAD returns the offset where a read would begin, a PUT appends its body (`coranto_broker.http.requests`
+documents the arguments). Addresses, headers and statuses are as in Gazette's gateway, with some additions. The gateway
 calls the handlers of the RPCs Read and Append, with their authorization, routing and flow control.
 
-If an answer fails after its headers were sent, the connection is closed without the end that HTTP gives to a complete
-answer, so that no client mistakes a part for the whole. An answer of open length ends when the read does: at the head
-of the journal or, with `block`, only when the broker ends it.
+If an answer fails after its headers were sent, the connection is closed without completing the HTTP body, so that
+clients detect the truncation. An answer of open length ends with the read: at the head of the journal or, with `block`,
+only when the broker ends it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _log = structlog.get_logger(__name__)
 
 
 class CutOff(ConnectionError):
-    """Ends a connection whose answer cannot be completed."""
+    """Raised to close a connection whose answer cannot be completed."""
 
 
 class _Caller:
-    """The sender of an HTTP request, in the form that the authorizer takes."""
+    """The authorization headers of a request, in the form of gRPC's metadata."""
 
     def __init__(self, http: web.Request) -> None:
         self._values = http.headers.getall("Authorization", [])
@@ -63,7 +63,7 @@ def application(broker: Broker) -> web.Application:
 
 
 def _caller_of(http: web.Request, claims: Claims) -> str:
-    """Return the caller of a request. Its address is as gRPC shows it, so that a caller's calls count together."""
+    """Return the caller of a request. Its address has gRPC's form, so that calls over HTTP and gRPC count together."""
     return caller_of(claims, f"ipv4:{http.remote}:0")
 
 

@@ -42,7 +42,7 @@ def read_request(target: str, ranges: Sequence[str], *, metadata_only: bool) -> 
     request.block = _value(arguments, "block", _boolean, False)
     if ranges:
         if arguments.keys() & {"offset", "end_offset"}:
-            raise InvalidInput("say what to read by a Range header or by offsets, not by both", field="Range")
+            raise InvalidInput("set the range by a Range header or by offsets, not by both", field="Range")
         request.offset, request.end_offset = _range(ranges)
     validate(request)
     if request.end_offset and request.end_offset <= request.offset:
@@ -68,7 +68,7 @@ def append_request(target: str) -> pb.AppendRequest:
 
 
 def journal_of(target: str) -> str:
-    """Return the journal that a request's path names. Works for malformed requests as far as possible."""
+    """Return the journal that a request's path names, even if the request is malformed."""
     return unquote(target.partition("?")[0][1:])
 
 

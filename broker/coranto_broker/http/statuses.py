@@ -46,7 +46,7 @@ HINTS: Mapping[int, str] = {
     pb.NOT_ALLOWED: "the journal's flags forbid it",
     pb.WRONG_APPEND_OFFSET: "the journal's head is elsewhere; nothing was appended",
     pb.INDEX_HAS_GREATER_OFFSET: "the journal's store has content beyond its head; an operator must reset the head",
-    pb.REGISTER_MISMATCH: "the journal's registers are not as demanded; nothing was appended",
+    pb.REGISTER_MISMATCH: "the journal's registers do not match the selector; nothing was appended",
     pb.SUSPENDED: "the journal is suspended",
     pb.FRAGMENT_STORE_UNHEALTHY: "the journal's fragment store fails; nothing was appended",
 }

@@ -1,11 +1,11 @@
 """Adopt an etcd that was restored from a backup, or emptied, with the brokers' existing data directories.
 
-Such an etcd does not know any more which brokers hold the acknowledged content. So every broker reports its knowledge
+Such an etcd no longer knows which brokers hold the acknowledged content. So every broker reports its knowledge
 (`gather`, once per data directory, while no broker runs): the in-sync records that it wrote last, and the latest
 revision that it has seen. Of the records of a journal, the latest one wins. After all brokers have reported, etcd is
 complete again. `finish` ends the adoption.
 
-From then on, revisions are counted from the latest one that any broker has seen. So stamps from before the restore
+After that, revisions are rebased on the latest revision that any broker has seen. So stamps from before the restore
 compare correctly with epochs from after it. A journal that has to be recreated keeps its record. Its content is
 rescued from the spools of the former journal (`coranto_broker.recovery.orphaned_spools`), and no broker continues the
 journal before that.
@@ -39,9 +39,9 @@ class GatheredDirectory:
     records: int
     """The number of in-sync records that etcd lacked, or had only in an older version."""
     brought_back: int
-    """The number of spools that had been set aside and whose journals exist again."""
+    """The number of restored spools: they had been set aside, and their journals exist again."""
     late: bool = False
-    """True if the other brokers had finished before."""
+    """True if the other brokers had already finished the adoption."""
 
 
 class Adoption:
@@ -53,10 +53,10 @@ class Adoption:
         self._entropy = entropy
 
     async def gather(self, member: MemberId, data_dir: Path, disk: Disk, clock: Clock) -> GatheredDirectory:
-        """Report the knowledge of a data directory. May be repeated.
+        """Report the knowledge of a data directory to etcd. May be repeated.
 
-        The directory may or may not match this etcd: one that was not used since the backup still matches. It must be
-        held exclusively (`coranto.process.dirlock`). Raises WrongCluster, and has then changed nothing.
+        The directory does not have to match this etcd. It must be locked (`coranto.process.dirlock`). Raises
+        WrongCluster if the directory cannot be gathered, without any change, or if etcd's answer was lost.
         """
         layout, broker = self._layout, str(member)
         identity = load_identity(data_dir, disk)
@@ -122,12 +122,12 @@ class Adoption:
             raise WrongCluster("another broker has just reported; run finish-adoption again")
         return done
 
-    # -- Its parts -----------------------------------------------------------------------------------------------------
+    # -- The steps -----------------------------------------------------------------------------------------------------
 
     async def _join(
         self, seen: int, former: str, change: Callable[[ClusterIdentity], ClusterIdentity]
     ) -> ClusterIdentity:
-        """Apply `change` to the cluster in etcd, which gathers from then on, and return it."""
+        """Apply `change` to the cluster's entry in etcd, and return it. Starts gathering if necessary."""
         layout = self._layout
         while True:
             _, kv, cluster = await read_cluster(self._coordinator, layout)
@@ -159,7 +159,7 @@ class Adoption:
                 there = in_sync.decode(kv.value)
                 written = there.carried or cluster.base_before + kv.mod_revision
                 if late and (not there.carried or there.carried > cluster.base):
-                    return False  # Others went on with the journal since.
+                    return False  # Other brokers have continued the journal since.
                 if replace(there, written=written).order >= record.order:
                     return False
             guard = unmodified(kv) if kv is not None else absent(key)
@@ -168,14 +168,14 @@ class Adoption:
                 return True
 
     async def _mark_carried(self, kv: KeyValue, cluster: ClusterIdentity) -> None:
-        """Note in a restored record when it was written, since revisions are counted differently from now on."""
+        """Add to a restored record the revision of its write, since the base of revisions changes."""
         record = in_sync.decode(kv.value)
         if not record.carried:
             carried = replace(record, carried=max(1, cluster.base_before + kv.mod_revision))
             await self._txn([unmodified(kv)], [Put(kv.key, in_sync.encode(carried))])
 
     async def _bring_back(self, data_dir: Path, disk: Disk, clock: Clock) -> int:
-        """Bring back spools that were set aside, if their journals exist again. Return their number."""
+        """Restore spools that were set aside, if their journals exist again. Return their number."""
         items = await self._coordinator.range(self._layout.items, keys_only=True)
         there = set()
         for kv in items.kvs:
@@ -195,7 +195,7 @@ class Adoption:
         return count
 
     async def _use(self, member: MemberId, data_dir: Path, disk: Disk, cluster: ClusterIdentity, seen: int) -> None:
-        """Record in the directory that it belongs to this cluster, and in etcd that the broker uses it."""
+        """Record in the directory that it belongs to this cluster, and in etcd that the broker uses the directory."""
         layout, word = self._layout, new_word(self._entropy)
         header, _ = await self._coordinator.get(layout.cluster_key)
         revision = max(seen, cluster.base + header.revision) if cluster.since else seen
@@ -212,7 +212,7 @@ class Adoption:
 
 
 def _seen(data_dir: Path, disk: Disk, identity: DirectoryIdentity | None, saved: SavedRecords) -> int:
-    """Return the latest revision that anything in a data directory names."""
+    """Return the latest revision in the files of a data directory."""
     seen = identity.revision if identity is not None else 0
     for each in saved:
         seen = max(seen, each.record.written, each.record.revision, each.record.create_revision)

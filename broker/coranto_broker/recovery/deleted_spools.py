@@ -1,7 +1,7 @@
 """Spools of deleted journals, which are kept for a while, since a deletion may be an accident.
 
 A folder `spools/<name>/<create revision>` moves unchanged to `deleted/<name>/<create revision>`. Its `deleted.json`
-names the journal, the time when the folder was set aside, and the time until which it stays.
+has the journal's name, the time when the folder was set aside, and the time until which it is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coranto.effects import Clock, Disk
 FOLDER = "deleted"
 NOTE = "deleted.json"
 SWEEP_SECONDS = 600.0
-"""The pause between checks for folders whose time is over."""
+"""The pause between checks for expired folders."""
 _log = structlog.get_logger(__name__)
 
 
@@ -44,7 +44,7 @@ class DeletedSpools:
         self.keep_seconds = keep_seconds
 
     def take(self, folder: Path, journal: str, create_revision: int) -> None:
-        """Set aside an unused spool folder. Raises OSError, and may then be repeated."""
+        """Set aside an unused spool folder, or remove it if it is not kept. Can be repeated if it raises OSError."""
         names = self._disk.list(folder)
         if not self.keep_seconds or not names:
             _log.info("deleted_spool.removed", journal=journal, folder=str(folder))
@@ -84,7 +84,7 @@ class DeletedSpools:
         self._disk.rename(spool.path, folder)
 
     def sweep(self) -> None:
-        """Remove the folders whose time is over."""
+        """Remove expired folders."""
         now = self._clock.now()
         for spool in list(self):
             if spool.until <= now:

@@ -1,19 +1,19 @@
 """The identity of clusters and data directories: pure values, and the rules for matching a directory and an etcd.
 
-Spools are meaningful only together with the etcd that they were written with. It says which journals exist, and stamps
-and in-sync records name its revisions. So three places must agree:
+Spools are meaningful only together with the etcd that they were written with. That etcd has the journals' specs, and
+stamps and in-sync records refer to its revisions. So three places must agree:
 
-* etcd identifies its `ClusterIdentity` by an id that was drawn when the first broker started.
-* For each broker, etcd has a mark of its last *use* of the cluster: a secret word. It changes from time
-  to time while the broker runs.
-* A data directory names in `identity.json` its cluster, the last such word, and the latest revision that it has seen.
+* etcd has a `ClusterIdentity` with a random id, which was created when the first broker started.
+* For each broker, etcd has a mark of its last *use* of the cluster: a random word, which changes from time to time
+  while the broker runs.
+* A data directory has in `identity.json` its cluster, the last such word, and the latest revision that it has seen.
 
-An etcd that was emptied, or replaced by another one, has another id. One that was restored from a backup is behind the
-directory's revision, or knows an older word. A copy of a data directory knows an older word than etcd.
+An etcd that was emptied or replaced has another id. An etcd that was restored from a backup is behind the directory's
+revision, or has an older word. A copy of a data directory has an older word than etcd.
 
-Revisions here, in stamps and in in-sync records are *counted on*: they are etcd's revisions plus the `base` of the
-cluster. `base` is raised when brokers adopt a restored etcd. So revisions that etcd gave out twice never compare
-incorrectly.
+Revisions here, in stamps and in in-sync records are *rebased*: they are etcd's revisions plus the `base` of the
+cluster. `base` is raised when brokers adopt a restored etcd. So revisions that etcd issued twice still compare
+correctly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ClusterIdentity:
     """The entry in etcd that identifies its cluster.
 
     While `gathering`, brokers report one after the other their knowledge from before the restore of etcd, and no broker
-    serves. `gathered` are the brokers that have reported, `known` are brokers that those have seen.
+    serves. `gathered` are the brokers that have reported, and `known` the brokers that they have seen.
     """
 
     id: str
@@ -46,14 +46,14 @@ class ClusterIdentity:
     before: tuple[str, ...] = ()
     """Earlier ids of the cluster."""
     since: int = 0
-    """The revision, counted on, at the end of gathering."""
+    """The rebased revision at the end of gathering."""
 
     def missing(self, used: tuple[str, ...], without: tuple[str, ...]) -> list[str]:
         """Return the brokers that must still report, except those in `without`. `used` are the brokers in etcd."""
         return sorted({*self.known, *used} - {*self.gathered, *without})
 
     def gather(self, new_id: str, seen: int, former: str) -> ClusterIdentity:
-        """Return the cluster as gathering begins. `seen` is the revision, counted on, that the first broker has seen.
+        """Return the cluster at the start of gathering. `seen` is the rebased revision that the first broker has seen.
 
         `former` is the cluster id in that broker's data directory, or empty.
         """
@@ -74,7 +74,7 @@ class ClusterIdentity:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryUse:
-    """A broker's last use as etcd has it. `place` names the data directory (`coranto.process.dirlock.place_of`)."""
+    """A broker's last use of the cluster. `place` is the data directory (`coranto.process.dirlock.place_of`)."""
 
     word: str
     place: str = ""
@@ -84,8 +84,8 @@ class DirectoryUse:
 class DirectoryIdentity:
     """The content of a data directory's `identity.json`.
 
-    `next_word` is the word that is being written to etcd. A broker that dies during the write recognizes it afterwards.
-    `revision` is counted on. `brokers` are the brokers that were seen last.
+    `next_word` is the word that is being written to etcd. After a crash during the write, the broker recognizes it.
+    `revision` is rebased. `brokers` are the brokers that were seen last.
     """
 
     cluster: str
@@ -101,7 +101,7 @@ class DirectoryIdentity:
 def differences(
     identity: DirectoryIdentity, found: DirectoryIdentity, cluster: ClusterIdentity | None, use: DirectoryUse | None
 ) -> Iterator[str]:
-    """Describe the differences between a data directory and its broker's findings. Ignores `found.word`."""
+    """Describe the differences between a data directory's `identity` and the `found` one. Ignores `found.word`."""
     if identity.prefix != found.prefix:
         yield f"the directory is of etcd prefix {identity.prefix}, and the prefix given is {found.prefix}"
     if identity.broker != found.broker:
@@ -126,7 +126,7 @@ ValueT = TypeVar("ValueT", ClusterIdentity, DirectoryUse, DirectoryIdentity)
 
 
 def encode(value: ClusterIdentity | DirectoryUse | DirectoryIdentity) -> bytes:
-    """Encode a value as JSON, which people can read, too."""
+    """Encode a value as JSON, so that operators can read it."""
     return json.dumps(asdict(value), indent=1).encode()
 
 

@@ -20,7 +20,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Stranded(Unavailable):
-    """Others went on without content of a spool. The spool must not be used as it is."""
+    """Other brokers have continued without content of a spool, which must not be used as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class InSyncRecords:
     """Reads and writes the records of a cluster's journals, for the broker `member`.
 
     Written records are also kept in `saved`, in case etcd is restored from a backup. `base` is added to etcd's
-    revisions. Nothing is written once `guard` does not hold any more. `known_revision` returns a revision that etcd has
-    reached, `etcd_id` is etcd's cluster id (0: from its first answer), `cluster` is the id of the brokers' cluster
-    (`coranto_broker.recovery.identity`), the prefix of its journals' ids. All methods raise Unavailable if
-    etcd does not answer, or if it was restored: its records may be older than our spools, and would judge them wrongly.
+    revisions. Nothing is written once `guard` no longer holds. `known_revision` returns a revision that etcd has
+    reached, `etcd_id` is etcd's cluster id (0: from its first answer), and `cluster` is the id of the brokers' cluster
+    (`coranto_broker.recovery.identity`), the prefix of its journals' ids. All methods raise Unavailable if etcd does
+    not respond, or if it was restored: its records may be older than this broker's spools, and would misjudge them.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class InSyncRecords:
         self.me = str(member)
 
     async def read(self, journal: str, create_revision: int) -> StoredRecord:
-        """Read the present record."""
+        """Read the current record."""
         key = self._layout.in_sync_key(journal)
         seen = max(self._seen, self._known_revision())
         header, kv = await self._coordinator.get(key)
@@ -142,15 +142,15 @@ class InSyncRecords:
             self._saved.save(journal, record)
         except OSError as error:
             if record.end is None and record.members:
-                # Content will follow. If etcd were then restored, its holders would be unknown.
+                # Content will follow. If etcd were restored after that, the holders of the content would be unknown.
                 raise Unavailable(f"the in-sync record of {journal} cannot be written to the disk: {error}") from error
             _log.warning("in_sync.saving_failed", journal=journal, error=str(error))
 
     def keep(self, reading: StoredRecord) -> None:
-        """Save a copy of a record, whichever broker wrote it. Raises Unavailable if the disk refuses.
+        """Save a copy of a record, whichever broker wrote it. Raises Unavailable if the disk fails.
 
-        Call it before content goes that an older record says is here. Otherwise a copy of that older record may be the
-        latest one anywhere.
+        Call it before removing content that an older record attributes to this broker. Otherwise a copy of that older
+        record may be the latest copy anywhere.
         """
         if self._saved is None or reading.kv is None or reading.record is None:
             return
@@ -177,9 +177,9 @@ class InSyncRecords:
     ) -> StoredRecord:
         """Check that a spool with that stamp and end may take part in a pipeline and be read.
 
-        If this broker is a member of the record but does not hold a member's content, it is removed from the record
-        first. `lost` says that it has lost such content. Raises Stranded if others continued without content that is
-        here.
+        If this broker is a member of the record but lacks content that a member must hold, it is removed from the
+        record first. `lost`: it has lost such content. Raises Stranded if other brokers have continued without content
+        that is here.
         """
         reading = await self.read(journal, create_revision)
         latest = self._base + self._seen
@@ -212,9 +212,9 @@ class InSyncRecords:
     async def leave(
         self, journal: str, create_revision: int, stamp: Stamp, end: int, registers: pb.LabelSet
     ) -> InSyncRecord | None:
-        """Leave the record if this broker knows where the journal ends. Return the new record, or None.
+        """Leave the record if this broker knows the journal's end. Return the new record, or None.
 
-        The spool with that stamp and end must have been given up, and all its content must be stored.
+        The spool with that stamp and end must be stopped, and all its content must be stored.
         """
         reading = await self.read(journal, create_revision)
         while (record := reading.record) is not None and in_sync.may_leave(record, stamp, end, self.me):
@@ -225,7 +225,7 @@ class InSyncRecords:
         return None
 
     async def judge(self, journal: str, create_revision: int, stamp: Stamp, end: int) -> Judgement:
-        """Judge content of a spool with that stamp, which ends at `end`, by the present record."""
+        """Judge content of a spool with that stamp, which ends at `end`, by the current record."""
         reading = await self.read(journal, create_revision)
         return in_sync.judge(reading.record, stamp, end, self.me)
 

@@ -1,18 +1,18 @@
-"""Orphaned spools ("leftovers"): spool folders of journals that are not assigned to this broker.
+"""Orphaned spools: spool folders of journals that are not assigned to this broker.
 
-They remain if an assignment goes away, or the process ends, before everything was stored. Content that is final by the
-journal's in-sync record goes to the store. Content that others continued without is set aside. Folders of deleted
-journals are set aside for a while (`coranto_broker.recovery.deleted_spools`). Folders that are not needed any more are
+They remain if an assignment is removed, or the process ends, before everything was stored. Content that is final by the
+journal's in-sync record is stored. Content that other brokers continued without is set aside. Folders of deleted
+journals are set aside for some time (`coranto_broker.recovery.deleted_spools`). Folders that are no longer needed are
 removed.
 
 If this broker is a member of the in-sync record, and no member is in the journal's Route any more, the journal cannot
 continue without the folder's content. Then the broker *rescues* the journal. It claims the record, stores all its
 content, and closes the record with the journal's end and registers. The brokers of the Route continue there. A rescue
-needs a fragment store. Without one the journal waits until a member is assigned to it again. A record that a member has
-left needs no rescue.
+needs a fragment store. Without a store, the journal waits until a member is assigned to it again. A record that a
+member has left needs no rescue.
 
 Journals that were recreated after etcd was restored are rescued in the same way: the record names the former journal of
-that name, and in its folder a member has all acknowledged content.
+that name, and a member has all acknowledged content in the former journal's folder.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from coranto_broker.spool.shared_file import SharedFile
 from coranto_broker.spool.spool import empty_at
 
 PAUSE_SECONDS = 5.0
-"""The pause between checks of the leftovers. A journal counts as deserted if two checks in a row find no member of its
-record in the Route, or if one check does and this broker is the only member."""
+"""The pause between checks of orphaned spools. A journal counts as deserted if two consecutive checks find no member of
+its record in the Route, or if one check does and this broker is the only member."""
 SOON_SECONDS = 0.5
 """The pause until the next check while other brokers wait only for this one."""
 _log = structlog.get_logger(__name__)
 
 
 class JournalFacts(Protocol):
-    """The facts about the key space and this broker's replicas that decide what happens to leftovers."""
+    """The facts about the key space and this broker's replicas that the handling of orphaned spools depends on."""
 
     def spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
-        """Return the present spec; None if the journal was deleted. Raises InvalidInput if it cannot be read."""
+        """Return the current spec; None if the journal was deleted. Raises InvalidInput if it cannot be read."""
         ...
 
     def successor_of(self, journal: str) -> tuple[pb.JournalSpec, int] | None:
-        """Return spec and create revision of the present journal of that name, if any. Raises as `spec_of` does."""
+        """Return spec and create revision of the current journal of that name, if any. Raises like `spec_of`."""
         ...
 
     def adopt(self, journal: str, create_revision: int) -> None:
-        """Allow fragments of the former journal with that create revision to be stored as the present journal's."""
+        """Allow fragments of the former journal with that create revision to be stored as the current journal's."""
         ...
 
     def route_of(self, journal: str) -> list[str]:
@@ -77,7 +77,7 @@ class JournalFacts(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _OrphanedSpool:
-    """A recovered folder, which observes its spool."""
+    """A recovered folder, and the observer of its spool."""
 
     folder: SpoolFolder
     end: int = 0
@@ -116,7 +116,7 @@ class _OrphanedSpool:
 
 
 class OrphanedSpools:
-    """Stores, sets aside or removes leftover folders below `root`. Run `run` as a task."""
+    """Stores, sets aside or removes orphaned spools below `root`. Run `run` as a task."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class OrphanedSpools:
         self._base = base
         self._swept_at = -math.inf
         self.unreadable: dict[Path, None] = {}
-        """Folders that the disk refused to read at the last attempt."""
+        """Folders that could not be read at the last attempt."""
         self._disk = disk
         self._clock = clock
         self._journals = journals
@@ -144,17 +144,17 @@ class OrphanedSpools:
         self._taken: dict[Path, _OrphanedSpool] = {}
 
     def add(self, folder: Path) -> None:
-        """Look after this folder from now on, because its replica is done with it."""
+        """Handle this folder from now on, because its replica has stopped."""
         self._found[folder] = None
 
     def release(self, folder: Path) -> None:
-        """Leave this folder alone from now on, because a replica uses it."""
+        """Stop handling this folder, because a replica uses it."""
         self.unreadable.pop(folder, None)
         self._found.pop(folder, None)
         self._taken.pop(folder, None)
 
     async def run(self) -> None:
-        """Look after all leftover folders until cancelled."""
+        """Handle all orphaned spools until cancelled."""
         for name in self._disk.list(self._root):
             for revision in self._disk.list(self._root / name):
                 self._found[self._root / name / revision] = None
@@ -263,7 +263,7 @@ class OrphanedSpools:
             self._found[folder.path] = self.unreadable[folder.path] = None
 
     async def _decide(self, orphan: _OrphanedSpool) -> None:
-        """Remove a folder that is not needed any more, or do the next step to rescue its journal."""
+        """Remove a folder that is no longer needed, or do the next step to rescue its journal."""
         folder, me = orphan.folder, self._records.me
         spec = self._journals.spec_of(folder.journal, folder.create_revision)
         reading = await self._records.read(folder.journal, folder.create_revision)
@@ -283,10 +283,10 @@ class OrphanedSpools:
         if record is None or me not in record.members or not in_sync.is_complete(record, orphan.stamp, me):
             if not orphan.pending and folder.path in self._taken:
                 self._records.keep(reading)
-                self._remove(folder.path)  # Others have all that is not stored.
+                self._remove(folder.path)  # Other brokers have everything that is not stored.
             return
         if record.left and not former:
-            return  # The Route continues without a rescue. Then it is known whether content that is only here counts.
+            return  # The Route continues without a rescue, which then decides whether content that is only here counts.
         route = self._journals.route_of(folder.journal)
         deserted = former or (bool(route) and set(route).isdisjoint(record.members))
         deserted, orphan.deserted = deserted and (orphan.alone or orphan.deserted), deserted

@@ -35,7 +35,7 @@ from coranto_broker.spool.durable_spool import folder_of
 MARK_SECONDS = 30.0
 """The time after which the mark changes. A copy of the directory that is older than this is recognized."""
 CHECK_SECONDS = 5.0
-"""The pause between checks that the mark is still ours."""
+"""The pause between checks that the mark is still this broker's."""
 ADVICE = "see 'An etcd that was restored' in docs/operations.md"
 _log = structlog.get_logger(__name__)
 
@@ -111,7 +111,7 @@ class Residence:
     ) -> Residence:
         """Check that directory and etcd belong together. Raises WrongCluster if they do not.
 
-        Changes nothing, except that an etcd without a cluster at the prefix gets one if the directory does not object.
+        Changes nothing, except that an etcd without a cluster at the prefix gets one if the directory has none either.
         """
         identity = load_identity(data_dir, disk)
         use_key = layout.use_key(member)
@@ -179,7 +179,7 @@ class Residence:
     async def _objections(
         coordinator: Coordinator, layout: Layout, header: EtcdHeader, base: int, data_dir: Path, disk: Disk
     ) -> str:
-        """Describe why a data directory without an identity does not match this etcd; empty if nothing shows that."""
+        """Describe the mismatch of a data directory without an identity with this etcd; empty if none is found."""
         root = spools_of(data_dir)
         held = {
             root / name / revision: int(revision)
@@ -245,7 +245,7 @@ class Residence:
                 )
 
     async def refresh(self, revision: int, brokers: tuple[str, ...]) -> bool:
-        """Change the mark, and record the observed state in the directory. Returns True if the mark was still ours."""
+        """Change the mark, and record the observed state in the directory. Returns False if the mark is not ours."""
         latest = max(self._identity.revision, self.base + revision)
         self._identity = replace(self._identity, revision=latest, brokers=brokers)
         return await self._mark()
@@ -266,7 +266,7 @@ class Residence:
         return True
 
     async def _is_ours(self) -> bool:
-        """Return True if etcd still has one of our words. This is also so after a mark whose answer was lost."""
+        """Return True if etcd still has one of this broker's words, as it has after a mark whose answer was lost."""
         check = await self._coordinator.txn([self.guard], [])
         _, kv = await self._coordinator.get(self._use_key)
         if kv is None or not check.succeeded:

@@ -1,8 +1,8 @@
 """Copies of in-sync records on a broker's disk: for each journal, the latest record that this broker wrote.
 
-The records in etcd are the ones that count. But an etcd that is restored from a backup lacks later records,
-and so does not know which brokers hold all acknowledged content. The broker that wrote the last record of a
-journal still has it (`coranto_broker.recovery.adoption`).
+The records in etcd are authoritative. But an etcd that is restored from a backup lacks later records, and so does not
+know which brokers hold all acknowledged content. The broker that wrote the last record of a journal still has a copy
+(`coranto_broker.recovery.adoption`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SavedRecords:
         self._root = data_dir / FOLDER
         self._disk = disk
         self._synced = synced
-        self._named = False  # The folder's own name is on the disk.
+        self._named = False  # True once the folder's own name is on the disk.
 
     def save(self, journal: str, record: InSyncRecord) -> None:
         """Save a record in place of an earlier one of the same journal. Raises OSError if the disk fails."""
@@ -59,7 +59,7 @@ class SavedRecords:
                 yield SavedRecord(str(document["journal"]), record, float(document["gone"]))
             except (ValueError, KeyError, TypeError) as error:
                 raise InvalidInput(
-                    f"{path} is not an in-sync record: {error}; move it away to continue without"
+                    f"{path} is not an in-sync record: {error}; move it away to continue without it"
                 ) from error
 
     def sweep(self, exists: set[str], now: float, keep_seconds: float) -> None:
@@ -94,7 +94,7 @@ class SavedRecords:
         finally:
             file.close()
         self._disk.rename(partial, path)
-        if synced:  # Otherwise power loss may take its name, or its folder's.
+        if synced:  # Otherwise a power loss may remove its name, or its folder's.
             self._disk.sync_folder(self._root)
             if not self._named:
                 self._disk.sync_folder(self._root.parent)

@@ -1,8 +1,9 @@
 """Inspect the content that a data directory keeps outside its journals: in `set-aside/` folders, and in `deleted/`.
 
-A `set-aside/` folder has content that a broker did not accept as part of a journal. This is either content that others
-continued without, which was never acknowledged, or content of damaged files. Some of the latter was acknowledged, and
-an operator must check whether the journal has it from elsewhere. `deleted/` has spools of journals that were deleted.
+A `set-aside/` folder has content that a broker did not accept as part of a journal. Either other brokers continued
+without the content, which was never acknowledged, or it is from damaged files. Some content of damaged files was
+acknowledged, and an operator must check whether the journal has it from another broker. `deleted/` has spools of
+deleted journals.
 Nothing here changes a file.
 """
 
@@ -37,26 +38,26 @@ class SetAsideFragment:
     path: Path
     """The content file, which may be absent."""
     journal: str
-    """The journal's name; empty if no log is left that names it."""
+    """The journal's name; empty if no log has it."""
     create_revision: int
     begin: int
     size: int
-    """The number of bytes of content that are there."""
+    """The size of the content in bytes."""
     committed_end: int
     """The journal's end offset of committed content according to the log."""
     sound_end: int
-    """The journal's end offset of content known to be committed, by its SHA-1."""
+    """The journal's end offset of committed content whose SHA-1 matches."""
     deleted: bool = False
     """True if the journal was deleted, and this is its spool."""
 
     @property
     def end(self) -> int:
-        """The journal's offset (exclusive) of the end of the content here."""
+        """The journal offset (exclusive) where the content ends."""
         return self.begin + self.size
 
 
 def find(data_dir: Path, disk: Disk) -> list[SetAsideFragment]:
-    """Return everything that is set aside below a broker's data directory, ordered by journal and offset."""
+    """Return all set-aside content below a broker's data directory, ordered by journal and offset."""
     spools, deleted = spools_of(data_dir), data_dir / deleted_spools.FOLDER
     folders = [folder / SET_ASIDE for name in disk.list(spools) for folder in _children(spools / name, disk)]
     for name in disk.list(deleted):
@@ -129,10 +130,10 @@ def read(kept: SetAsideFragment, disk: Disk, begin: int, end: int) -> Iterator[b
 def pieces_with_sum(
     data_dir: Path, disk: Disk, journal: str, begin: int, end: int, digest: bytes
 ) -> Iterator[bytes] | None:
-    """Return the content of a journal's offsets [begin, end), in pieces, from any file that a data directory has of it.
+    """Return the content of a journal's offsets [begin, end) with the SHA-1 `digest`, in pieces, from local files.
 
-    These are spools of this and of former journals of the name, also deleted ones, and their set-aside files. The
-    SHA-1 must be `digest`. Returns None if there is no such content. Raises OSError if the disk fails.
+    These are the spools of all current, former and deleted journals of the name, and their set-aside files. Returns
+    None if no files have the content. Raises OSError if the disk fails.
     """
     for root in (spools_of(data_dir), data_dir / deleted_spools.FOLDER):
         for spool in _children(folder_of(root, journal, 0).parent, disk):
@@ -151,7 +152,7 @@ _Part = tuple[Path, int, int]
 
 
 def _covering(folder: Path, disk: Disk, begin: int, end: int) -> Iterator[list[_Part]]:
-    """Yield the ways to read offsets [begin, end) from a folder: from each file that has them all, or from several."""
+    """Yield the ways to read offsets [begin, end) from a folder: from one file that has them all, or from several."""
     files: list[tuple[int, int, Path]] = []
     for name in disk.list(folder):
         match = _NAME.fullmatch(name)

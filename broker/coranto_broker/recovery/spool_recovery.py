@@ -20,10 +20,10 @@ _log = structlog.get_logger(__name__)
 async def recover_spool(
     folder: SpoolFolder, records: InSyncRecords, clock: Clock, *, distrusted: bool = False
 ) -> Recovered:
-    """Recover a folder, and set aside content that is not part of the journal. Waits until etcd answers.
+    """Recover a folder, and set aside content that is not part of the journal. Waits until etcd responds.
 
-    Nothing else may use the folder during the call. Raises OSError if the folder cannot be read or cannot be trusted;
-    the call may then be repeated. `distrusted` says that a sync has failed there, as for `recover`.
+    Nothing else may use the folder during the call. Raises OSError if the folder cannot be read or changed durably; the
+    call may then be repeated. `distrusted`: a sync has failed there (see `recover`).
     """
     recovered = await asyncio.to_thread(recover, folder, distrusted=distrusted)
     recovered, reading = await _verified(recovered, folder, records, clock)

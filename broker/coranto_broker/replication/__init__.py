@@ -1,1 +1,1 @@
-"""Replication: the resolver, replicas, peers, the pipeline, and the appends that wait for the pipeline."""
+"""Replication: the resolver, replicas, peers, the pipeline, and flow control."""

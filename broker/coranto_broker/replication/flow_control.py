@@ -39,7 +39,7 @@ class FlowControl:
         return self._debt > 0
 
     def start(self, min_rate: int, max_rate: int, now: float) -> None:
-        """Begin an append. A `max_rate` of 0 means unlimited."""
+        """Start an append. A `max_rate` of 0 means unlimited."""
         self._debt = 0.0
         if self._at is None:
             self._tokens = max_rate * BURST_SECONDS
@@ -52,7 +52,7 @@ class FlowControl:
         self.total_chunks = self.delayed_chunks = 0
 
     def tick(self, now: float) -> None:
-        """Let time pass. Raises AppendUnderflow if the client has fallen behind the minimum rate."""
+        """Update the balances. Raises AppendUnderflow if the client has fallen behind the minimum rate."""
         if self._at is None or now <= self._at:
             return
         if not self.throttled:
@@ -64,13 +64,13 @@ class FlowControl:
             raise AppendUnderflow(self._min_rate)
 
     def forgive(self, now: float) -> None:
-        """Let time pass without charging the client, because the broker delayed it."""
+        """Update the balances without charging the client, because the broker delayed it."""
         if self._at is not None and now > self._at:
             self._refill(now)
             self._at = now
 
     def chunk(self, size: int) -> None:
-        """Account for a received chunk of `size` bytes. It must wait if `throttled` is then True."""
+        """Account for a received chunk of `size` bytes. It must wait if `throttled` is True afterwards."""
         self.total_chunks += 1
         self._credit = min(self._credit + size, self._min_rate * BURST_SECONDS)
         if self._max_rate:
@@ -84,7 +84,7 @@ class FlowControl:
         return not size or not self._max_rate or self._tokens >= size
 
     def spend(self, size: int) -> None:
-        """Take tokens for `size` bytes of other appends than the one that was begun."""
+        """Take tokens for `size` bytes of appends other than the started one."""
         if self._max_rate:
             self._tokens -= size
 

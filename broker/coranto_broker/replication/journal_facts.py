@@ -1,6 +1,6 @@
-"""A cache of the facts of each journal in etcd.
+"""A cache of the facts about each journal that etcd has.
 
-A call for the heads of ten thousand journals needs them all, and few change between two calls.
+A call for the heads of ten thousand journals needs all facts, and few change between two calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class EtcdFacts:
 
     item: Item[pb.JournalSpec]
     labels: pb.LabelSet
-    """Its labels as selectors see them."""
+    """The labels of the spec, and those that selectors see in addition (`labels.with_meta`)."""
     primary: MemberId | None
     head: JournalHead
     """The part of its head that is in etcd. If its status is OK, replicas have the rest."""
@@ -36,7 +36,7 @@ class JournalsInEtcd:
         self._member = member
         self._known: dict[str, EtcdFacts] = {}
         self.computations = 0
-        """The number of computations."""
+        """The number of facts that were not in the cache."""
         keyspace.observe(self._forget)
 
     def all(self) -> list[EtcdFacts]:

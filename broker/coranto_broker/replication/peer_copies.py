@@ -1,8 +1,8 @@
 """Copies of content in the local files of the other brokers of a journal's Route.
 
-They are asked by reads without proxying. So they return only content that readers may see, and only if they hold the
-journal as of this broker's etcd revision. Content with a known SHA-1 may also come from files that they have set aside:
-other replicas may have continued without the last part of such a file, but have the rest of it.
+Peers are asked by reads without proxying. So they return only content that is visible to readers, and only if they hold
+the journal as of this broker's etcd revision. Content with a known SHA-1 may also come from files that they have set
+aside: other replicas may have continued without the last part of such a file, but have the rest of it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from coranto_broker.replication.peers import Peers
 from coranto_broker.spool.shared_file import SharedFile
 
 ANSWER_TIMEOUT_SECONDS = 30.0
-"""The longest wait for the next part of a peer's answer."""
+"""The maximum wait for the next part of a peer's answer."""
 ASKING_SECONDS = 5.0
-"""The longest wait for a peer's answer about its fragment."""
+"""The maximum wait for a peer's answer about its fragment."""
 _log = structlog.get_logger(__name__)
 
 
@@ -121,7 +121,7 @@ class PeerCopies:
         return ""
 
     async def find(self, journal: str, offset: int, begin_mod_time: int) -> tuple[list[PeerCopy], bool]:
-        """Ask all peers for their fragment with this offset, or with a later one if they jump.
+        """Ask all peers for their fragment with this offset, or with a later one if they have a gap there.
 
         Returns their copies, and True if all of them have answered.
         """
@@ -130,7 +130,7 @@ class PeerCopies:
         return [each for each in answers if isinstance(each, PeerCopy)], False not in answers
 
     async def kept(self, request: pb.ReadRequest) -> AsyncGenerator[pb.ReadResponse]:
-        """Yield the answers of the first other broker of the cluster that has the content of a request with a sum.
+        """Yield the answers of the first other broker of the cluster that has the content with the request's sum.
 
         Yields nothing if none has it. Raises CorantoError if that broker fails after its first answer.
         """
@@ -194,7 +194,7 @@ class PeerCopies:
     async def pieces(self, fragment: Fragment, peer: _Peer) -> AsyncGenerator[bytes]:
         """Yield a fragment's content from the peer's local files.
 
-        Raises Unavailable if that broker does not have it, and CorruptFragment at the end of other content.
+        Raises Unavailable if the peer does not have it, and CorruptFragment at the end if the SHA-1 does not match.
         """
         request = pb.ReadRequest(journal=fragment.journal, offset=fragment.begin, end_offset=fragment.end)
         request.content_sum.CopyFrom(fragment.to_wire().sum)

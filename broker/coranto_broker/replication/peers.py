@@ -36,21 +36,21 @@ MAX_MESSAGE_BYTES = 16 << 20
 HIGH_WATER_BYTES = 8 << 20
 """The unsent content of one peer above which appends wait."""
 STALL_SECONDS = 10.0
-"""The longest wait for a peer that neither answers nor accepts anything.
+"""The maximum wait for a peer that neither responds nor accepts data.
 
-A paused or disconnected peer does neither, although its connection stays open. An append that waited for it would keep
-the spool, and so block the journal, long after others replaced the peer.
+A paused or disconnected peer does neither, although its connection stays open. An append that waited longer would hold
+the spool, and so block the journal, long after another broker has replaced the peer.
 """
 FIRST_STALL_SECONDS = 30.0
-"""The longest wait before a peer's first answer, since it may have to recover a spool or wait for the Route."""
+"""The maximum wait for a peer's first response, since it may have to recover a spool or wait for the Route."""
 
 JOINED_BYTES = 1 << 16
-"""The largest content that shares the message of its proposal. Larger content is not worth the copy."""
+"""The maximum content that is joined with its proposal in one message. For larger content, the copy is too slow."""
 BUSY_PROPOSALS = 8
-"""The proposals within a second that move a stream to frames."""
+"""The number of proposals within a second that makes replication switch to frames."""
 
 READABLE_SECONDS = 0.002
-"""The longest time that a `readable` offset waits to join a proposal."""
+"""The maximum time that a `readable` offset waits to be joined with a proposal."""
 
 _GONE = "the broker to forward to is no longer a member of the cluster; try again shortly"
 
@@ -73,23 +73,23 @@ class Peers:
     """The channels to other brokers, by endpoint."""
 
     def __init__(self, zone: str, tokens: CallTokens | None = None, tls: ClientTls | None = None) -> None:
-        """`zone` is this broker's: its members are preferred where any may serve. `tls` is for `https` endpoints."""
+        """`zone` is this broker's zone: its members are preferred if any may serve. `tls` is for `https` endpoints."""
         self._zone = zone
         self._tokens = tokens
         self._tls = tls
         self._certificates = ChannelCertificates(tls)
         self._channels = Channels(self._open, self._credentials, self._draining)
         self._append_streams: dict[grpc.aio.Channel, AppendStreams] = {}
-        # A dictionary keeps the order, so that a simulation can be replayed.
+        # Ordered, because simulations must be deterministic.
         self._framed: weakref.WeakKeyDictionary[FrameCall[Any], None] = weakref.WeakKeyDictionary()
         self._ready = ReadyCalls(self._dialer)
 
     def stub(self, header: pb.Header) -> pb_grpc.JournalAsyncStub:
-        """Return a stub of the broker of `header` or, without one, of any member of its Route."""
+        """Return a stub of the broker that `header` names or, if it names none, of any member of its Route."""
         return self.stub_at(self._endpoint_of(header))
 
     def append_streams(self, header: pb.Header) -> AppendStreams:
-        """Return the stream for small appends to the broker of `header`, like `stub`.
+        """Return the stream for small appends to the broker that `header` names (see `stub`).
 
         Raises Unavailable if that broker is gone.
         """
@@ -143,7 +143,7 @@ class Peers:
         stream = PeerStream(GrpcCall(self.stub_at(endpoint).Replicate(metadata=metadata)), member)
 
         def prepare(port: FramePort) -> None:
-            # The next pipeline outlives this one's token.
+            # A new token, because the next pipeline outlives the token of this one.
             token = self.metadata(Capability.REPLICATE, journal)
             self._ready.prepare(endpoint, journal, port, token, stream.replacement_is_ready)
 
@@ -165,7 +165,7 @@ class Peers:
     def metadata(self, capability: Capability, journal: str) -> Metadata | None:
         """Return the metadata that authorizes a call of this broker about a journal; None without tokens.
 
-        All its tokens may REPLICATE, which shows that the call has no quota.
+        Its token includes REPLICATE, which exempts the call from quotas.
         """
         return self._tokens.about(capability | Capability.REPLICATE, journal) if self._tokens is not None else None
 
@@ -212,7 +212,7 @@ class Peers:
 
 
 class _StreamEnded(ReplicationFailed):
-    """The peer ended the stream in order, which is a failure only if a response is awaited."""
+    """The peer ended the stream normally, which is a failure only if a response is awaited."""
 
 
 class PeerStream:
@@ -223,23 +223,23 @@ class PeerStream:
     """
 
     def __init__(self, call: MessageCall[pb.ReplicateResponse], member: pb.ProcessSpec.ID) -> None:
-        """`call` is a Replicate call that has begun."""
+        """`call` is a started Replicate call."""
         self._member = member
         self._call = call
         self._loop = asyncio.get_running_loop()
         self.token_age = 0.0
         """The age of the call's token in seconds when this stream began."""
         self.on_busy: Callable[[FramePort], None] | None = None
-        """Called with the peer's port for frames, if any, when proposals are frequent."""
+        """Called with the peer's port for frames, if it has one, when proposals are frequent."""
         self.replace: Callable[[], None] = lambda: None
-        """Has the pipeline replaced, because a call over frames is open."""
+        """Requests the replacement of the pipeline, because a call over frames is open."""
         self._port: FramePort | None = None
         self._busy = 0
         self._busy_since = 0.0
         self._takes_readable = self._takes_joined = False
         self.tells_synced = False
         self._readable: int | None = None  # The unsent `readable` offset, which waits for the next proposal.
-        self._readable_since = 0.0  # Event loop time since when it waits.
+        self._readable_since = 0.0  # Event loop time when it began to wait.
         self._readable_is_due = False
         self._readable_timer: asyncio.TimerHandle | None = None  # Checks whether it is due. Serves many proposals.
         self._queue: deque[pb.ReplicateRequest] = deque()
@@ -314,11 +314,11 @@ class PeerStream:
             )
             return
         self._requested += 1
-        self._take_readable()  # The message has it.
+        self._take_readable()  # The message has included the offset.
         self._moved_at = self._loop.time()
 
     def readable(self, offset: int) -> None:
-        # A peer without support for this shows readers all of its commits.
+        # A peer without support for this makes all of its commits visible to readers.
         if self._takes_readable and not self._failed and not self._closing:
             if self._readable is None:
                 self._readable_since = self._loop.time()
@@ -340,7 +340,7 @@ class PeerStream:
                 response = await self._next_response()
         if self._stall_seconds != STALL_SECONDS:
             self._stall_seconds = STALL_SECONDS
-            self._stop_watching()  # Its timer is set for the longer stall.
+            self._stop_watching()  # The timer is set for FIRST_STALL_SECONDS.
         self._takes_readable = self._takes_readable or response.takes_readable
         self.tells_synced = self.tells_synced or response.tells_synced
         self._takes_joined = self._takes_joined or response.takes_content_with_proposal
@@ -349,7 +349,7 @@ class PeerStream:
         return response
 
     def replacement_is_ready(self) -> None:
-        """Have the pipeline replaced, unless this stream has ended."""
+        """Request the replacement of the pipeline, unless this stream has ended."""
         if not self._failed and not self._closing:
             self.replace()
 
@@ -378,7 +378,7 @@ class PeerStream:
 
     def abort(self) -> None:
         self._failed = True
-        self._responses.clear()  # The next caller must not get them.
+        self._responses.clear()  # Later calls must not return them.
         self._end(ReplicationFailed("it did not answer in time, and its stream was aborted"))
         self._take_readable()
         self._stop_watching()
@@ -401,7 +401,7 @@ class PeerStream:
             self._waits -= 1
 
     def _check_stall(self) -> None:
-        """Abort the stream if a wait for it has exceeded the longest stall."""
+        """Abort the stream if it has stalled for too long during a wait."""
         self._watch = None
         if not self._waits or self._failed:
             return
@@ -417,14 +417,14 @@ class PeerStream:
             self._watch = None
 
     def _unsent_content(self) -> pb.ReplicateRequest | None:
-        """Return the last unsent message if it is content that a proposal may join."""
+        """Return the last unsent message if it has content that a proposal can be joined with."""
         if not self._takes_joined or self._failed or not self._queue:
             return None
         last = self._queue[-1]
         return last if 0 < len(last.content) <= JOINED_BYTES and not last.HasField("proposal") else None
 
     def _check_readable(self) -> None:
-        """Have the `readable` offset sent if it has waited for READABLE_SECONDS."""
+        """Let the writer send the `readable` offset if it has waited for READABLE_SECONDS."""
         self._readable_timer = None
         if self._readable is None:
             return

@@ -37,7 +37,7 @@ Ask = pb.ReplicateRequest.Ask
 _NOTHING, _HELD, _SYNC = Ask.NOTHING, Ask.HELD, Ask.SYNC  # Looking them up is slow.
 
 SHUTDOWN_SECONDS = 5.0
-"""The longest wait for replicas when a pipeline shuts down."""
+"""The maximum wait for replicas when a pipeline shuts down."""
 
 
 class ReplicationFailed(CorantoError):
@@ -102,12 +102,12 @@ class ReplicaStream(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """False once it is known that sending fails."""
+        """False once the stream is known to be closed."""
         ...
 
     @property
     def tells_synced(self) -> bool:
-        """True if its acknowledgements report synced content. False before the first one."""
+        """True if acknowledgements report synced content. False before the first acknowledgement."""
         ...
 
     def propose(
@@ -131,7 +131,7 @@ class ReplicaStream(Protocol):
         ...
 
     def readable(self, offset: int) -> None:
-        """Inform the replica that every replica has the journal's content up to `offset`."""
+        """Tell the replica that every replica has the journal's content up to `offset`."""
         ...
 
     async def drain(self) -> None:
@@ -303,9 +303,9 @@ class Turn:
 
 
 class SteadyPipeline(NamedTuple):
-    """The range where appends of only content extend the fragment without a roll.
+    """The range where plain appends extend the fragment without a roll.
 
-    It is valid until the fragment index has another count of changes than `changes`, while `store` (if any) is healthy.
+    It is valid while the fragment index has the change count `changes`, and `store` (if any) is healthy.
     """
 
     range: Steady
@@ -335,9 +335,9 @@ class Pipeline:
         self.spool = spool
         self.reading = reading
         self.checked_record = reading.record if reading is not None else None
-        """The record that the primary has checked its spool with. Other replicas use it or a later one."""
+        """The record that the primary has checked its spool against. Other replicas use this record or a later one."""
         self.recorded = False
-        """True if the in-sync record names this pipeline's replicas, so that it may take content."""
+        """True if the in-sync record names this pipeline's replicas, so that the pipeline may accept content."""
         self._fits: Callable[[], object] = lambda: None
         self.steady: SteadyPipeline | None = None
         """The cached range where appends need no decision (`coranto_broker.append.batch`)."""
@@ -390,11 +390,11 @@ class Pipeline:
         return next(iter(self._receive_errors.values()))
 
     def replace(self) -> None:
-        """Have the next append replace this pipeline."""
+        """Let the next append replace this pipeline."""
         self.renew_at = -math.inf
 
     def is_usable(self, monotonic: float) -> bool:
-        """Return True if no replica has failed, and the pipeline need not be replaced yet."""
+        """Return True if no replica has failed, and the pipeline does not have to be replaced yet."""
         return self.error is None and monotonic < self.renew_at and (self.local_only or self._closed_stream() is None)
 
     def _closed_stream(self) -> str | None:
@@ -402,7 +402,7 @@ class Pipeline:
         return next((name for name, stream in self._streams if not stream.is_open), None)
 
     def mark_fitting(self, resolution: object) -> None:
-        """Note that Route, assignments and number of replicas are correct for this resolution.
+        """Record that Route, assignments and number of replicas are correct for this resolution.
 
         Later appends with the same resolution need not check them again.
         """
@@ -410,7 +410,7 @@ class Pipeline:
         self.steady = None
 
     def adopt_demand(self, labels: pb.LabelSet) -> None:
-        """Adopt the demand of the journal's labels. The replicas have synchronized."""
+        """Adopt the demand of the journal's labels. Call it once the replicas have synchronized."""
         reports = [(self._zones[name], stream.tells_synced) for name, stream in self._streams]
         try:
             self.demand = demand_of(labels)
@@ -615,7 +615,7 @@ class Pipeline:
         return SyncResult(roll_to, registers, read_through)
 
     def show(self) -> None:
-        """Show readers on all replicas the content that the replicas have agreed on."""
+        """Make the content that the replicas have agreed on visible to readers of every replica."""
         self.spool.publish(self.spool.fragment)
         self._send_readable(self.spool.end)
 
@@ -686,7 +686,7 @@ class Pipeline:
         return responses
 
     def _reject_without_space(self, short: list[str]) -> None:
-        """Have appends with content refused while replicas are short of space. Each further append asks them again."""
+        """Refuse appends with content while replicas are short of space. The next append's pipeline checks it again."""
         if short:
             self._short_of_space = (
                 f"the disk of {' and of '.join(short)} is nearly full (disk_reserve_bytes), so nothing was applied. "

@@ -1,8 +1,8 @@
 """Open calls over frames to peers, for the next pipeline of a journal.
 
-A pipeline begins over gRPC. If its appends are frequent, a connection to each peer with frames is opened in the
-background, and then the pipeline is replaced. So no append waits for a connection, and journals with few appends hold
-none.
+A pipeline begins over gRPC. If its appends are frequent, a frame connection is opened in the background to each peer
+that supports frames, and then the pipeline is replaced. So no append waits for a connection, and journals with few
+appends have no frame connections.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READY_SECONDS: Final = 10.0
 """The lifetime of a call that no pipeline takes."""
 
 AGAIN_SECONDS: Final = 60.0
-"""The least time between two attempts for the same journal, and after a failure for the same peer."""
+"""The minimum time between two attempts for the same journal, and after a failure for the same peer."""
 
 _MAX_REMEMBERED: Final = 4096
 _log = structlog.get_logger(__name__)
@@ -102,7 +102,7 @@ class ReadyCalls:
         self._announce(key[1])
 
     def _announce(self, journal: str) -> None:
-        """Call the callbacks of a journal's open calls, unless others for it are being opened.
+        """Call the callbacks of a journal's open calls, unless other calls for it are being opened.
 
         The next pipeline takes all open calls of a journal, so they are announced together.
         """
@@ -111,7 +111,7 @@ class ReadyCalls:
                 ready()
 
     def _wait(self, about: str | _Key) -> None:
-        """Make no further attempt for AGAIN_SECONDS."""
+        """Prevent further attempts for AGAIN_SECONDS."""
         self._again[about] = asyncio.get_running_loop().time() + AGAIN_SECONDS
         self._again.move_to_end(about)
         while len(self._again) > _MAX_REMEMBERED:

@@ -1,9 +1,9 @@
 """A replica: this broker's part of one journal.
 
-It holds the journal's spool and pipeline, each in a slot that serves one owner at a time, the fragment index, and the
-balances of flow control. It lists the journal's stores periodically. As primary it also *pulses* the journal: it makes
-an empty append at each change of the Route and once a minute. A pulse synchronizes the replicas and records in etcd
-that they are consistent, even without appends.
+A replica has the journal's spool and pipeline, each in a slot that serves one owner at a time, the fragment index, and
+the balances of flow control. It lists the journal's stores periodically. As primary it also *pulses* the journal: it
+makes an empty append at each change of the Route and once a minute. A pulse synchronizes the replicas and records in
+etcd that they are consistent, even without appends.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ PULSE_SECONDS = 60.0
 FAILURE_SECONDS = 0.25
 """The pause after the first failure. It doubles with each further failure."""
 DISK_SECONDS = 30.0
-"""The longest pause between attempts to recover a spool from a disk that fails."""
+"""The maximum pause between attempts to recover a spool from a failing disk."""
 DEFAULT_REFRESH_SECONDS = 300.0
 REFRESH_AFTER_STORING_SECONDS = 2.0
 REFRESH_FOR_GAP_SECONDS = 0.5
-"""The least time between listings while a reader waits at a gap.
+"""The minimum time between listings while a reader waits at a gap.
 
 It doubles with each further listing for such a reader, up to `LONGEST_REFRESH_FOR_GAP_SECONDS`.
 """
 LONGEST_REFRESH_FOR_GAP_SECONDS = 10.0
 LISTING_ATTEMPTS = 5
-"""The number of failed attempts at the first listing before waiting callers get an error."""
+"""The number of failed attempts at a listing after which waiting callers get an error."""
 _log = structlog.get_logger(__name__)
 
 
@@ -112,7 +112,7 @@ class Replica:
         """`spec` returns the journal's current spec.
 
         `pulse` makes an empty append and returns a signal that fires when the Route has changed. It raises PulseFailed
-        if it should be repeated soon. `queue` makes the queue of appends. `distrusted` means that an earlier sync of
+        if it should be repeated soon. `queue` creates the queue of appends. `distrusted` means that an earlier sync of
         the folder failed. `on_failure` is called when a sync fails: another replica must replace this one. `on_listed`
         is called with each listing of the stores, after the index has it. `set_aside` disposes of the folder of a
         deleted journal.
@@ -309,7 +309,7 @@ class Replica:
         self.index.spool_readable(end)
 
     def promoted(self) -> None:
-        """Store local content soon, because this broker has become the journal's primary."""
+        """Let the persister store local content soon, because this broker has become the journal's primary."""
         self._persister.wake(self.journal)
 
     def _stored(self, sealed: Sealed, fragment: Fragment) -> None:
@@ -322,7 +322,7 @@ class Replica:
     def _gap(self) -> None:
         """List the stores sooner, because a reader waits for content that another broker may have stored.
 
-        A broker that is no longer assigned may store its last content after the next one has listed the stores.
+        A broker that is no longer assigned may store its last content after its successor has listed the stores.
         """
         self._gap_met = True
         self._refresh_by(self._refreshed_at + self._gap_seconds)
@@ -367,7 +367,7 @@ class Replica:
         self.unreadable = False
 
     async def _stops_within(self, seconds: float) -> bool:
-        """Return True as soon as this replica is to stop, or False after `seconds`."""
+        """Return True as soon as this replica must stop, or False after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
@@ -381,7 +381,7 @@ class Replica:
         self.journal_id = recovered.journal_id
         spool = recovered.durable(self.folder, self, self._fsync)
         try:
-            await spool.flush_commits()  # Before any reader or answer.
+            await spool.flush_commits()  # Before the spool is used.
         except OSError:
             spool.close()
             for sealed in recovered.sealed:
@@ -435,7 +435,7 @@ class Replica:
             files = [file for sealed in self.index.sealed_files() for file in (sealed.log, sealed.content)]
             for file in (*files, spool.content_file):
                 with contextlib.suppress(FileNotFoundError):
-                    file.move(file.path)  # Open readers continue. New ones do not find it.
+                    file.move(file.path)  # Open readers continue. New readers do not find the file.
             self._set_aside(self.folder)
             return
         fragment = spool.fragment

@@ -43,7 +43,7 @@ REPORT_SECONDS = 5.0
 """The interval of log lines about replicas that wait to be started."""
 
 LEAVING_PARALLEL = 32
-"""The concurrent updates of in-sync records by an exiting broker."""
+"""The maximum number of concurrent updates of in-sync records by an exiting broker."""
 
 _log = structlog.get_logger(__name__)
 
@@ -59,9 +59,9 @@ class ReplicaHost:
     """The replicas of one broker. Set `pulse` and `make_queue` before `start`."""
 
     pulse: Pulse
-    """Makes an empty append, for a replica."""
+    """Makes an empty append to a replica's journal."""
     make_queue: Callable[[Replica], object]
-    """Makes the queue of a replica's appends."""
+    """Creates the queue of a replica's appends."""
 
     def __init__(
         self,
@@ -109,18 +109,18 @@ class ReplicaHost:
         self._spools = spools_of(settings.data_dir)
         self._deleted = DeletedSpools(settings.data_dir, disk, clock, settings.deleted_spool_seconds)
         self._orphaned_spools = OrphanedSpools(self._spools, disk, clock, self, records, persister, self._deleted, base)
-        self._looking_after: asyncio.Task[None] | None = None
+        self._handling_orphans: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start the replicas of the journals that are assigned to this broker."""
         self.resolver.start()
-        self._looking_after = self._background.spawn(self._orphaned_spools.run())
+        self._handling_orphans = self._background.spawn(self._orphaned_spools.run())
         self._background.spawn(self._keep_saved_records())
 
     def stop(self) -> None:
         """Begin to stop all replicas."""
-        if self._looking_after is not None:
-            self._looking_after.cancel()  # The next start handles folders that replicas leave behind.
+        if self._handling_orphans is not None:
+            self._handling_orphans.cancel()  # The next start handles folders of replicas that stop now.
         self.resolver.stop()
 
     async def stopped(self) -> None:
@@ -186,7 +186,7 @@ class ReplicaHost:
         return replica
 
     async def _start(self, replica: Replica, after: Sequence[asyncio.Task[None]]) -> None:
-        """Start a replica when there is a free slot, unless it is to stop."""
+        """Start a replica when a slot is free, unless it must stop before."""
         async with self._starts.slot(replica.journal):
             if not replica.is_stopping:
                 replica.start(after)
@@ -230,7 +230,7 @@ class ReplicaHost:
         self.exclusively(replica.journal, lambda: self._stop(replica, drop))
 
     async def _stop(self, replica: Replica, drop: bool) -> None:
-        """Stop a replica in slots of the limiter."""
+        """Stop a replica, within slots of the limiter."""
         entered = False
 
         @asynccontextmanager

@@ -37,7 +37,7 @@ from coranto_broker.ownership import Signal
 from coranto_broker.replication.replica import Replica
 
 REVISION_TIMEOUT_SECONDS = 20.0
-"""The longest wait of a call for an etcd revision. Normally a revision arrives in milliseconds."""
+"""The maximum wait of a call for an etcd revision. Normally a revision arrives in milliseconds."""
 MAX_WAITING_FOR_REVISIONS = 512
 
 JournalKeySpace = KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
@@ -119,7 +119,7 @@ class _LocalReplica:
 
 
 class Resolver:
-    """Resolves journals, and makes local replicas follow the assignments."""
+    """Resolves journals, and starts and stops local replicas as assignments change."""
 
     def __init__(self, keyspace: JournalKeySpace, member: MemberId, factory: ReplicaFactory) -> None:
         self._keyspace = keyspace
@@ -129,7 +129,7 @@ class Resolver:
         self._stopped = False
         self._waiting_for_revisions = 0
         self._cache: dict[tuple[str, bool, bool], Resolution] = {}
-        self._due: set[str] = set()  # Journals whose replicas may not follow the key space yet.
+        self._due: set[str] = set()  # Journals that the key space was not applied to yet.
         self._stop_observing = keyspace.observe(self._update)
 
     def start(self) -> None:
@@ -205,8 +205,8 @@ class Resolver:
     def known(self, journal: str, min_revision: int = 0) -> Resolution | None:
         """Return the cached answer of `resolve` for callers that require the primary and may access every journal.
 
-        None if there is none, or if `resolve` would have to wait for `min_revision`. The name must not have metadata.
-        If this broker is not the primary, the answer is for calls that may be proxied.
+        Returns None if nothing is cached, or if `resolve` would have to wait for `min_revision`. The name must not have
+        metadata. If this broker is not the primary, the answer is for calls that may be proxied.
         """
         if min_revision > self._keyspace.known_revision:
             return None
@@ -251,7 +251,7 @@ class Resolver:
 
     def _resolve(self, journal: str, may_proxy: bool, require_primary: bool, *, hidden: bool = False) -> Resolution:
         state = self._keyspace.state
-        # A broker without a member key may still proxy. Its id must only differ from an empty one.
+        # A broker without a member key may still proxy. Its id must only differ from the empty id.
         present = state.member(self._member) is not None
         local_id = process_id(self._member if present else MemberId("this-broker", "missing-from-etcd"))
         item = state.item(journal) if not hidden else None
@@ -301,7 +301,7 @@ class Resolver:
         return pb.OK
 
     def _update(self, state: JournalState) -> None:
-        """Make local replicas follow a new state of the key space. Observers must not block."""
+        """Apply a new state of the key space to the local replicas. Observers must not block."""
         self._follow(state, state.changed if state.changed is not None else self._all(state))
 
     def _all(self, state: JournalState) -> set[str]:
@@ -309,7 +309,7 @@ class Resolver:
         return {*self._locals, *(each.item for each in state.by_member.get(self._member, ()))}
 
     def _follow(self, state: JournalState, journals: Iterable[str]) -> None:
-        """Make the replicas of these journals follow the key space. After an error, later calls do the rest."""
+        """Apply the key space to the replicas of these journals. After an error, the next call does the rest."""
         self._cache.clear()
         if self._stopped:
             return

@@ -64,7 +64,7 @@ class SpecLookup:
         return lambda: self.spec_of(journal, create_revision)
 
     def successor_of(self, journal: str) -> tuple[pb.JournalSpec, int] | None:
-        """Return spec and create revision of the current journal of that name, if any. Raises as `spec_of` does."""
+        """Return spec and create revision of the current journal of that name, if any. Raises like `spec_of`."""
         state = self._keyspace.state
         entry = state.entries.get(state.layout.item_key(journal))
         if entry is None:
@@ -73,7 +73,7 @@ class SpecLookup:
         return (spec, entry.kv.create_revision) if spec is not None else None
 
     def adopt(self, journal: str, create_revision: int) -> None:
-        """Have the current journal own the fragments of the former one with that create revision."""
+        """Let the current journal own the fragments of the former journal with that create revision."""
         self._former.add((journal, create_revision))
 
     def route_of(self, journal: str) -> list[str]:

@@ -1,1 +1,1 @@
-"""The basis of all RPC handlers: the messages of a stream, their errors, and the deadlines of silent clients."""
+"""The common parts of RPC handlers: messages of streams, their errors, and the deadlines of silent clients."""

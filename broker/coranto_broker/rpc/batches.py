@@ -1,4 +1,4 @@
-"""Read messages of many appends only if they are not too many: parsed, each takes far more memory than its bytes."""
+"""Reject batches of too many appends before parsing: a parsed append takes far more memory than its bytes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from coranto.wire.append_stream_pb2 import AppendBatch
 from coranto_broker.rpc.source import Unreadable
 
 MAX_BATCH_APPENDS: Final = 4096
-"""Most appends in one message. Our clients have at most 1,024 without an answer."""
+"""The maximum number of appends in one message. Coranto's clients have at most 1,024 in flight."""
 
 _TAG: Final = AppendBatch.APPENDS_FIELD_NUMBER << 3 | 2
-_TOO_MANY: Final = f"a message has at most {MAX_BATCH_APPENDS} appends; send the others in further ones"
+_TOO_MANY: Final = f"a message has at most {MAX_BATCH_APPENDS} appends; send the rest in further messages"
 
 
 def batch_reader(parse: Callable[[bytes], AppendBatch | Unreadable]) -> Callable[[bytes], AppendBatch | Unreadable]:
-    """Return a deserializer of batches. It calls `parse` for those that are not too long."""
+    """Return a deserializer of batches. It calls `parse` unless a batch is too long."""
 
     def read(data: bytes) -> AppendBatch | Unreadable:
-        # An append takes two bytes at least, so most batches need no look.
+        # An append takes at least two bytes, so most batches need no check.
         return Unreadable(_TOO_MANY) if len(data) > 2 * MAX_BATCH_APPENDS and _is_too_long(data) else parse(data)
 
     return read

@@ -1,4 +1,4 @@
-"""Limits the reads of each caller that wait for content, since each of them takes memory, and time at an append."""
+"""A limit on each caller's blocking reads, since each takes memory, and time at every append."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class BlockingReads:
     """Counts the blocking reads under way by caller (`coranto.security.admission.caller_of`)."""
 
     def __init__(self, most: int, on_refusal: Callable[[], object]) -> None:
-        """Each caller may have `most` at a time; 0: any number. `on_refusal` is called for each one beyond."""
+        """Each caller may have `most` at a time; 0: any number. `on_refusal` is called for each refused read."""
         self._most = most
         self._on_refusal = on_refusal
         self._under_way: Counter[str] = Counter()
 
     @contextmanager
     def under_way(self, caller: str) -> Iterator[None]:
-        """Count a read during the block. Raises TooManyReads, and counts nothing, at the caller's limit."""
+        """Count a read during the block. At the caller's limit, raise TooManyReads instead."""
         if self._most and self._under_way.get(caller, 0) >= self._most:
             self._on_refusal()
             raise TooManyReads(

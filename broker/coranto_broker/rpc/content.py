@@ -1,4 +1,4 @@
-"""Read messages that hold nothing but content, without protobuf.
+"""Read messages that contain only content, without protobuf.
 
 Nearly all bytes that a broker receives arrive in such messages. Protobuf copies the content when it parses a message,
 and again on each access. A `ContentMessage` refers to the bytes that were received. Any message that is not exactly one
@@ -40,7 +40,7 @@ ReplicateMessage = pb.ReplicateRequest | ContentMessage
 
 
 def append_reader(parse: Callable[[bytes], pb.AppendRequest]) -> Callable[[bytes], AppendMessage]:
-    """Return a deserializer of append requests. It calls `parse` for messages that are more than content."""
+    """Return a deserializer of append requests. It calls `parse` for messages with other fields than content."""
     nothing = ContentMessage(b"")
 
     def read(data: bytes) -> AppendMessage:
@@ -60,9 +60,9 @@ def append_reader(parse: Callable[[bytes], pb.AppendRequest]) -> Callable[[bytes
 
 
 def replicate_reader(parse: Callable[[bytes], pb.ReplicateRequest]) -> Callable[[bytes], ReplicateMessage]:
-    """Return a deserializer of replication requests. It calls `parse` for more than content with or without delta.
+    """Return a deserializer of replication requests.
 
-    It also calls `parse` for requests without any content, since they are not valid.
+    It calls `parse` for messages with other fields than content and its delta, and for messages without content.
     """
 
     def read(data: bytes) -> ReplicateMessage:
@@ -85,9 +85,9 @@ def _slice(data: bytes, begin: int, end: int) -> Bytes:
 
 
 def _field(data: bytes, tag: int) -> tuple[int, int]:
-    """Return the range [begin, end) of the content of a first field `tag`; (0, 0) if there is no such field.
+    """Return the range [begin, end) of the first field's content, or (0, 0) if its tag is not `tag`.
 
-    `end` is beyond the message if the message is cut off.
+    `end` is beyond the message if the message is truncated.
     """
     if not data or data[0] != tag:
         return 0, 0

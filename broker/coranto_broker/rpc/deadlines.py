@@ -1,4 +1,4 @@
-"""Check many clients for silence with a single timer, because all have the same time limit."""
+"""Deadlines of many silent clients on a single timer, because all have the same time limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DeadlineQueue:
 
     @property
     def waiting(self) -> int:
-        """The number of checks that are still to be done."""
+        """The number of pending checks."""
         return sum(not each.closed for each in self._waiting)
 
     def add(self, deadline: Deadline) -> None:

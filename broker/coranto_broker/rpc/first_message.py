@@ -13,7 +13,7 @@ from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.rpc.source import MessageSource
 
 FIRST_MESSAGE_SECONDS: Final = 60.0
-"""Time for the first message. Clients open a stream when they have something to send, or a moment before."""
+"""The time limit for the first message. Clients open a stream when they have something to send, or just before."""
 
 
 class SilentStream(RolledBack):
@@ -22,7 +22,7 @@ class SilentStream(RolledBack):
     def __init__(self) -> None:
         super().__init__(
             f"nothing was sent for {FIRST_MESSAGE_SECONDS:g} seconds after the stream was opened, so it was closed and "
-            "nothing was applied. Open it when the first message is there."
+            "nothing was applied. Open it when the first message is ready."
         )
 
 
@@ -43,7 +43,7 @@ class _Wait:
         self._task.cancel()
 
     def is_over(self) -> bool:
-        """Return True if this deadline is the only cause of a cancellation, which the caller then catches."""
+        """Return True, and undo the cancellation, if this deadline is its only cause."""
         return self.late and self._task is not None and self._task.uncancel() == 0
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class _Wait:
 
 
 async def first_message(source: MessageSource, deadlines: DeadlineQueue) -> Any:
-    """Read the first message of `source`. `deadlines` must serve only such waits. Raises SilentStream."""
+    """Read the first message of `source`. `deadlines` must be for first messages only. Raises SilentStream."""
     wait = _Wait(deadlines)
     try:
         return await source.read()

@@ -1,7 +1,7 @@
-"""The contexts of calls over gRPC. Some can be ended with a status at any time, also while their first message is sent.
+"""Contexts of gRPC calls, among them one that can be aborted while its first message is being sent.
 
 grpc.aio sends a call's headers with its first message. If the sender is cancelled during that, as when a token expires,
-grpc.aio takes the headers for unsent, sends them again with the call's status, and fails. The client gets no status,
+grpc.aio considers the headers unsent, sends them again with the call's status, and fails. The client gets no status,
 and waits forever.
 """
 
@@ -22,7 +22,7 @@ class EndingCall(Protocol):
 
 
 class GrpcContext:
-    """A call's context over gRPC, with all that the given one has: an `InstantSink`, as over frames."""
+    """A wrapper of a gRPC context that implements `InstantSink`, like the context of a call over frames."""
 
     can_write_now = False
 
@@ -38,7 +38,7 @@ class GrpcContext:
         await self._context.write(message)
 
     def write_now(self, message: Any) -> bool:
-        """Send nothing, and return False: gRPC cannot send a message without a wait."""
+        """Send nothing, and return False: gRPC cannot send without waiting."""
         return False
 
 
@@ -57,12 +57,12 @@ class WholeFirstWrite(GrpcContext):
             await self._context.write(message)
 
     async def abort(self, code: Any, details: str = "") -> NoReturn:
-        """End the call with a status, behind its first message."""
+        """End the call with a status, after its first message."""
         if self._first is not None and not self._first.done():
             try:
                 await asyncio.wait((self._first,))
             finally:
-                self._first.cancel()  # If it has no waiter any longer.
+                self._first.cancel()  # No effect unless this wait was cancelled.
         await self._context.abort(code, details)
 
     async def _write(self, message: Any) -> None:

@@ -1,4 +1,4 @@
-"""Sources of a client's messages, and sinks of the responses: a gRPC call, or a stand-in for one."""
+"""Interfaces between handlers and transports: sources of a client's messages, and sinks of the responses."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ MessageT = TypeVar("MessageT")
 
 
 class MessageSource(Protocol):
-    """The source of a client's messages: a gRPC call, or a stand-in for one."""
+    """The source of a client's messages, such as the context of a gRPC call."""
 
     async def read(self) -> Any:
-        """Return the next message, or at the end an object that is not a message."""
+        """Return the next message, or an object that is not a message at the end."""
 
 
 class SinkComplete(Exception):
-    """A sink needs no further messages of the handler, which ends in order."""
+    """Raised by a sink that needs no further messages. The handler then ends normally."""
 
 
 class MessageSink(Protocol):
@@ -28,20 +28,20 @@ class MessageSink(Protocol):
 
 
 class InstantSink(MessageSink, Protocol):
-    """A sink that may take some messages without a wait."""
+    """A sink that can take some messages without waiting."""
 
     @property
     def can_write_now(self) -> bool:
-        """True if `write_now` may ever send something."""
+        """True if `write_now` can ever send a message."""
         ...
 
     def write_now(self, message: Any, /) -> bool:
-        """Send a message if that takes no wait. Returns False, and sends nothing, otherwise."""
+        """Send a message if that is possible without waiting. Otherwise return False, and send nothing."""
         ...
 
 
 class Unreadable:
-    """Stands for received bytes that are not a message of the call, for a reason."""
+    """A placeholder for received bytes that are not a message of the call, with the reason."""
 
     def __init__(self, reason: str = "the message is not the protobuf of this call") -> None:
         self.reason = reason
@@ -57,6 +57,6 @@ async def next_message(context: MessageSource, kind: type[MessageT]) -> MessageT
 
 
 def require_readable(message: object) -> None:
-    """Raise InvalidInput if `message` stands for bytes that could not be read."""
+    """Raise InvalidInput if `message` is Unreadable."""
     if isinstance(message, Unreadable):
         raise InvalidInput(message.reason, field="message")

@@ -32,15 +32,15 @@ def broker() -> None:
 
 
 def serve(configuration: Configuration[BrokerSettings]) -> None:
-    """Serve journals until told to stop. Settings without an option come from the environment (CORANTO_BROKER_<NAME>),
-    then from the file. Give keys of tokens in CORANTO_BROKER_AUTH_KEYS: others could see an option.
+    """Serve journals until stopped. Settings without an option come from the environment (CORANTO_BROKER_<NAME>), then
+    from the file. Set token keys in CORANTO_BROKER_AUTH_KEYS: other users of the machine can see options.
     """
     run_member(configuration, lambda: run(configuration.settings), loop_factory=loop_factory())
 
 
 def adopt(configuration: Configuration[BrokerSettings]) -> None:
-    """Adopt an etcd that was restored from a backup, or emptied, with a broker's data directory. The broker is given
-    as to `serve`, and must not run, nor any other at the prefix. Do this for every broker, then `finish-adoption`.
+    """Adopt an etcd that was restored from a backup, or emptied, with a broker's data directory. Takes the options of
+    `serve`. No broker at the prefix may be running. Run this for every broker, then `finish-adoption`.
     """
     settings = configuration.settings
 
@@ -48,9 +48,7 @@ def adopt(configuration: Configuration[BrokerSettings]) -> None:
         with DirectoryLock(settings.data_dir):
             member = MemberId(settings.zone, settings.id)
             found = await adoption.gather(member, settings.data_dir, LocalDisk(), SystemClock())
-        summary = (
-            f"{member} told etcd of {found.records} in-sync records; {found.brought_back} spools were brought back"
-        )
+        summary = f"{member} wrote {found.records} in-sync records to etcd, and restored {found.brought_back} spools"
         if found.late:
             return f"{summary}. The other brokers have finished before: start it"
         others = ", ".join(found.cluster.missing((), ())) or "the ones with data directories that are not gathered yet"
@@ -63,7 +61,7 @@ Without = Annotated[
     list[str],
     typer.Option(
         "--without",
-        help="A broker, as zone#id, whose data directory is lost for good, with content that only it had. Repeatable.",
+        help="A broker, as zone#id, whose data directory is lost, with all content that only it had. Repeatable.",
         show_default=False,
     ),
 ]

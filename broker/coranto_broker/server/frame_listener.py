@@ -1,4 +1,4 @@
-"""The listener of frame connections: what `FrameServer` needs of the network, and its form over sockets."""
+"""Listeners for frame connections: the interface that `FrameServer` uses, and its implementation over sockets."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ _BACKLOG: Final = 1024
 
 
 class AcceptedConnection(Protocol):
-    """A connection that was accepted. Its bytes wait until a protocol is attached."""
+    """An accepted connection. Its received bytes wait until a protocol is attached."""
 
     async def attach(self, protocol: asyncio.Protocol) -> None:
-        """Serve it by a protocol, after the TLS handshake if there is one. It is closed if that fails.
+        """Attach a protocol, after the TLS handshake if TLS is used.
 
-        Raises OSError when the handshake fails.
+        If the handshake fails, close the connection and raise OSError.
         """
         ...
 
     def close(self) -> None:
-        """Close it, with no protocol attached."""
+        """Close the connection, which has no protocol."""
         ...
 
 
 class FrameListener(Protocol):
-    """A port for connections with frames."""
+    """A port that accepts frame connections."""
 
     @property
     def port(self) -> int: ...
 
     async def accept(self) -> AcceptedConnection:
-        """Return the next connection. Raises OSError while the system has no room for one."""
+        """Return the next connection. Raises OSError if the system cannot accept one now."""
         ...
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Stop accepting connections."""
         ...
 
 
 class SocketListener:
-    """A `FrameListener` over TCP, with TLS if it has contexts for it."""
+    """A `FrameListener` over TCP, with TLS if it has TLS contexts."""
 
     def __init__(self, listener: socket.socket, contexts: Reloaded[ssl.SSLContext] | None) -> None:
         self._listener = listener
@@ -52,7 +52,7 @@ class SocketListener:
 
     @classmethod
     def bind(cls, host: str, port: int, contexts: Reloaded[ssl.SSLContext] | None) -> SocketListener:
-        """Take a port (0: any free one). `contexts` are for TLS; None: it is without TLS. Raises ClusterError."""
+        """Listen on a port (0: any free one). `contexts` are for TLS; None: no TLS. Raises ClusterError."""
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

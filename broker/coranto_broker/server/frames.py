@@ -1,7 +1,7 @@
-"""The frame transport's side of a broker: its listener, its connections, and the calls that come over them.
+"""The server of the frame transport: accepts connections, and serves one call on each.
 
-Handlers see a call over frames as they see one over gRPC (`FrameContext`), so that each rule of a call exists once.
-Until the client has proved that it got the port from this broker, a connection may hold little, and only briefly.
+Handlers are the same for frames and gRPC: `FrameContext` has the parts of gRPC's context that they use. Until a client
+has opened a call with this broker's key, its connection may buffer little, and only for OPENING_SECONDS.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from coranto.wire.frames_pb2 import FrameEnd, FrameOpening, FramePort
 from coranto_broker.server.frame_listener import AcceptedConnection, FrameListener
 
 OPENING_SECONDS: Final = 10.0
-"""The time for a connection's TLS handshake, and then for its opening."""
+"""The time limit for a connection's TLS handshake and opening together."""
 
 MAX_CONNECTIONS: Final = 4096
-"""Most connections at a time. Clients that are refused stay with gRPC."""
+"""The maximum number of connections. Refused clients continue to use gRPC."""
 
 MAX_UNOPENED: Final = 256
-"""The most unopened connections."""
+"""The maximum number of connections that have not opened a call."""
 
 MAX_HELD_BYTES: Final = 256 << 20
-"""The most unread bytes of messages, over all connections for one method, so that appends cannot starve replication."""
+"""The maximum of unread bytes over all connections of one method. By method, so appends cannot starve replication."""
 
 WRITE_BYTES: Final = 1 << 15
-"""The unsent bytes of a client after which its handler waits. Answers are small, and clients are many."""
+"""The unsent bytes of a connection above which its handler waits. Responses are small, and clients are many."""
 
 LINGER_SECONDS: Final = 5.0
-"""The time for a client to close its connection after the call has ended."""
+"""The time that a client has to close its connection after the call has ended."""
 
 REFUSALS_SECONDS: Final = 10.0
-"""The least time between two log entries of refusals."""
+"""The minimum time between two log entries of refusals."""
 
-_REFUSED_SECONDS: Final = 0.05  # After each that is refused, so that a flood of them waits in the kernel.
-_FULL_SECONDS: Final = 0.5  # Between tries to accept, while the system has no room for another connection.
+_REFUSED_SECONDS: Final = 0.05  # The pause after each refusal, so that a flood of connections waits in the kernel.
+_FULL_SECONDS: Final = 0.5  # The pause before a failed accept is retried.
 _log = structlog.get_logger(__name__)
 
 
 class FrameRefusal(enum.StrEnum):
-    """The reasons why connections are refused or ended by the broker, as its metric names them."""
+    """The reasons why the broker refuses or ends connections: label values of its metric."""
 
     TOO_MANY = "too many connections"
     NOT_OPENED = "not opened"
@@ -82,7 +82,7 @@ _STATUSES: Final[Mapping[FrameRefusal, grpc.StatusCode]] = {
 
 @dataclass(frozen=True, slots=True)
 class FrameMethod:
-    """A call that may come over frames: the parser of its messages, and its handler, as gRPC knows it."""
+    """A method that is served over frames: the parser of its requests, and its handler, as for gRPC."""
 
     parse: Callable[[bytes], object]
     serve: Callable[[Any, Any], Awaitable[None]]
@@ -93,7 +93,7 @@ class _Ended(Exception):
 
 
 class FrameContext:
-    """A call over frames, with what handlers use of gRPC's `ServicerContext`."""
+    """A call over frames, with the parts of gRPC's `ServicerContext` that handlers use."""
 
     can_write_now = True
 
@@ -111,7 +111,7 @@ class FrameContext:
         return self._connection.peer
 
     async def read(self) -> object:
-        """Return the next message, or EOF once the client sends no more. Raises InvalidInput for other frames."""
+        """Return the next message, or EOF after the last. Raises InvalidInput for other frames or a lost connection."""
         if self._half_closed:
             return grpc.aio.EOF
         frame = await self._connection.read()
@@ -167,7 +167,7 @@ class FrameServer:
         self._unopened = 0
         self._accepting: asyncio.Task[None] | None = None
         self.on_refusal: Callable[[str], None] = lambda reason: None
-        """Called for each connection that is refused, or ended because its client is at fault."""
+        """Called with the reason when a connection is refused, or is ended because its client is at fault."""
 
     @property
     def connections(self) -> int:
@@ -176,24 +176,24 @@ class FrameServer:
 
     @property
     def unopened(self) -> int:
-        """The number of connections whose call has not been opened."""
+        """The number of connections that have not opened a call."""
         return self._unopened
 
     def held(self, method: str) -> int:
-        """Return the bytes that connections for a method have received and that their handlers have not taken."""
+        """Return the bytes that a method's connections have received and its handlers have not read."""
         return self._budgets[method].held
 
     def under_way(self, method: str) -> int:
-        """Return the number of calls of a method that are under way."""
+        """Return the number of calls of a method in flight."""
         return self._under_way[method]
 
     def start(self) -> FramePort:
-        """Serve the connections to the port, and return its description for clients."""
+        """Start accepting connections, and return the port and its key for clients."""
         self._accepting = asyncio.create_task(self._accept(), name="accept frame connections")
         return FramePort(port=self._listener.port, key=self._key)
 
     async def stop(self, grace: float) -> None:
-        """Take no more connections. Calls have `grace` seconds to end, and are then cancelled."""
+        """Stop accepting connections. Calls have `grace` seconds to end, and are then cancelled."""
         if self._accepting is not None:
             self._accepting.cancel()
             await asyncio.gather(self._accepting, return_exceptions=True)
@@ -214,7 +214,7 @@ class FrameServer:
                 continue
             if len(self._serving) >= MAX_CONNECTIONS or self._unopened >= MAX_UNOPENED:
                 self._note_refusal(FrameRefusal.TOO_MANY, "there are too many connections")
-                accepted.close()  # Its client stays with gRPC.
+                accepted.close()  # Its client continues to use gRPC.
                 await asyncio.sleep(_REFUSED_SECONDS)
                 continue
             self._unopened += 1
@@ -223,7 +223,7 @@ class FrameServer:
             task.add_done_callback(self._serving.discard)
 
     async def _serve(self, accepted: AcceptedConnection) -> None:
-        """Serve a connection until its call has ended. Without its client, the call is cancelled."""
+        """Serve a connection until its call has ended. If the connection is lost, the call is cancelled."""
         task = asyncio.current_task()
         assert task is not None
         connection = FrameConnection(on_lost=task.cancel, read_bytes=self._read_bytes, write_bytes=WRITE_BYTES)
@@ -243,7 +243,7 @@ class FrameServer:
                 await connection.closed()
         except TimeoutError:
             return
-        except Exception:  # noqa: BLE001  # Only this connection ends with it.
+        except Exception:  # noqa: BLE001  # The error ends only this connection.
             _log.exception("frames.call_failed", client=connection.peer)
         finally:
             if connection.fault is not None:
@@ -253,12 +253,12 @@ class FrameServer:
     async def _open(
         self, connection: FrameConnection, accepted: AcceptedConnection
     ) -> tuple[str, FrameMethod, FrameContext] | None:
-        """Return the call that a connection is for, or None if there is none."""
+        """Wait for the handshake and the opening, and return the call. None if the client is refused or gone."""
         try:
             async with asyncio.timeout(OPENING_SECONDS):
                 await accepted.attach(connection)
                 frame = await connection.read()
-        except (OSError, TimeoutError) as error:  # Of the handshake, or because nothing came.
+        except (OSError, TimeoutError) as error:  # The handshake failed, or no opening came in time.
             self._note_refusal(FrameRefusal.NOT_OPENED, f"it was not opened: {error or 'nothing came in time'}")
             return None
         if frame is None:
@@ -271,7 +271,7 @@ class FrameServer:
         if opening is None:
             self._refuse(connection, FrameRefusal.NO_OPENING, "the first frame must open a call")
         elif not hmac.compare_digest(opening.key, self._key):
-            reason = "this is not the broker that told of this port"
+            reason = "this is not the broker that announced this port"
             self._refuse(connection, FrameRefusal.WRONG_KEY, reason)
         elif method is None:
             reason = f"{opening.method[:80]!r} is not served over frames"
@@ -287,7 +287,7 @@ class FrameServer:
         self._note_refusal(reason, words, connection.peer)
 
     def _note_refusal(self, reason: FrameRefusal, words: str, client: str = "") -> None:
-        """Count a client that is sent back to gRPC. Log why, and how many were since the last such entry."""
+        """Count a refused client. Log the reason and the refusals since the last entry, every REFUSALS_SECONDS."""
         self.on_refusal(reason)
         self._unlogged += 1
         now = asyncio.get_running_loop().time()
@@ -300,7 +300,7 @@ class FrameServer:
             await method.serve(None, context)
         except _Ended:
             return
-        except Exception:  # noqa: BLE001  # Only this call ends with it.
+        except Exception:  # noqa: BLE001  # The error ends only this call.
             _log.exception("frames.call_failed", client=context.peer())
             end(connection, grpc.StatusCode.UNKNOWN, "the broker failed; its log says why")
             return

@@ -1,7 +1,7 @@
 """A broker inside another process, on given effects: for simulations and in-process clusters.
 
-`serve` runs the same membership as `coranto_broker.server.process.BrokerProcess`, but opens nothing by itself. `run` is
-the entry point (group `coranto.testing`) of `coranto.testing.Cluster` for the broker.
+`serve` runs the same membership as `coranto_broker.server.process.BrokerProcess`, but creates no effects or ports.
+`run` is the entry point (group `coranto.testing`) that `coranto.testing.Cluster` runs brokers with.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HOST = "127.0.0.1"
 
 
 class Serving(Protocol):
-    """The endpoint of a broker, and its serving there."""
+    """The endpoint of a broker, and its server."""
 
     def endpoint(self, broker: Broker) -> str:
         """Return the endpoint to announce. Called before the broker is announced."""
@@ -55,7 +55,7 @@ class Serving(Protocol):
 
 
 class StubPeers(Peers):
-    """Other brokers, over given stubs."""
+    """The peers of a broker, over given stubs."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class StubPeers(Peers):
         stub_of: Callable[[str], pb_grpc.JournalAsyncStub],
         dialer_of: Callable[[str], FrameDialer | None] = lambda endpoint: None,
     ) -> None:
-        """`dialer_of` makes the dialer of frames to an endpoint; None: it cannot be reached over frames."""
+        """`dialer_of` returns the frame dialer for an endpoint, or None if it cannot be reached over frames."""
         super().__init__(zone)
         self._stub_of = stub_of
         self._dialer_of = dialer_of
@@ -188,7 +188,7 @@ class _Settings(BrokerSettings):
 
 
 class _ClusterServing:
-    """A place in memory and, if it has a port, also on gRPC for other programs."""
+    """Serves a broker in memory and, if its place has a port, also over gRPC for other programs."""
 
     def __init__(self, place: BrokerPlace, listen: Listen) -> None:
         self._place = place
@@ -219,7 +219,7 @@ class _ClusterServing:
                 yield
             finally:
                 await _run_outside_simulation(self._server.stop(0))
-                # Its calls run outside the process too, and so do the streams that they opened to other brokers.
+                # The server's calls run outside the simulated process too, and so do the streams that they opened.
                 await _run_outside_simulation(broker.peers.close())
 
 

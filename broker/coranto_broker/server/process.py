@@ -1,4 +1,4 @@
-"""A broker process: from its settings to served ports, until a signal or a failure ends it."""
+"""The broker process: creates a broker from settings, and serves its ports until a signal or a failure."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
         await super()._start()
         settings = self.settings
         if self._frames is not None:
-            self._exits.push_async_callback(self._frames.stop, self.grace_seconds / 3)  # Then gRPC has its time.
+            self._exits.push_async_callback(self._frames.stop, self.grace_seconds / 3)  # The rest is for gRPC.
             self.broker.frames = self._frames.start()
         if settings.http_port is not None:
             site = Site(gateway.application(self.broker), grace_seconds=self.grace_seconds)
@@ -137,23 +137,23 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
         return endpoint
 
     def _bind_frames(self) -> None:
-        """Take the port for frames, unless its certificate cannot be used. Raises ClusterError."""
+        """Listen for frames, unless the TLS certificate cannot be used for them. Raises ClusterError."""
         settings = self.settings
         try:
             contexts = server_contexts(settings, PROTOCOL)
-        except (InvalidInput, OSError) as error:  # gRPC takes some certificates that TLS here does not.
+        except (InvalidInput, OSError) as error:  # gRPC accepts some certificates that Python's ssl rejects.
             _log.warning("frames.not_served", reason=str(error))
             return
         listener = SocketListener.bind(settings.host, settings.frame_port, contexts)
         methods = frame_methods(self._service)
         frames = FrameServer(methods, listener, max_message_bytes=settings.max_message_bytes)
         self.broker.metrics.watch_frames(frames, methods, FrameRefusal)
-        self._exits.push_async_callback(frames.stop, 0.0)  # If the broker does not come to serve.
+        self._exits.push_async_callback(frames.stop, 0.0)  # If the broker fails before it serves.
         self._frames = frames
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files as far as the system allows: every journal with appends needs two."""
+    """Raise the limit of open files as far as the system allows: every journal with appends needs two files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

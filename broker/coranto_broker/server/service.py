@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
 MAX_PENDING_CALLS: Final = 20_000
-"""Most calls that gRPC queues for this process. They may wait, but gRPC does not cancel them silently."""
+"""The maximum number of calls that gRPC queues for this process (see `make_server`)."""
 
 SERVICES: Final = (
     pb.DESCRIPTOR.services_by_name["Journal"],
@@ -89,7 +89,7 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
                 yield claims
 
     def _endable(self, context: Context) -> Context:
-        """Return the context of a call over gRPC that sends messages, and that the end of its token may end."""
+        """Return a context for a gRPC call that streams responses, which can be ended when its token expires."""
         if self._broker.authorizer.admits_all:
             return context
         return cast("Context", WholeFirstWrite(context))
@@ -115,7 +115,7 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
 
     async def append_encoded(self, request_iterator: Any, context: Context) -> bytes:
         """Serve the RPC Append, and return the encoded response."""
-        # This does the same as `_admitted`, without layers that would add more than half the time of a small append.
+        # The same as `_admitted`, without its layers, which would add more than half to the time of a small append.
         broker, admission = self._broker, self._admission
         try:
             admission.enter()
@@ -181,7 +181,7 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
 
 
 def _method_handlers(kind: ServiceDescriptor, service: JournalService) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-    """Return the handlers as generated code does, but let bytes that are no message through, for us to refuse them."""
+    """Return handlers like generated code does, but pass bytes that cannot be parsed on, so that they are rejected."""
     handlers = {
         method.name: _KINDS[method.client_streaming, method.server_streaming](
             getattr(service, method.name),
@@ -217,7 +217,7 @@ def _reader(kind: type[Message]) -> Callable[[bytes], Message | Unreadable]:
 
 
 def frame_methods(service: JournalService) -> Mapping[str, FrameMethod]:
-    """Return the calls of a broker's services that may also come over frames."""
+    """Return the methods of a broker's services that are also served over frames."""
     return {
         "AppendStream": FrameMethod(
             _deserializer("AppendStream", append_stream_pb2.AppendBatch), service.append_stream
@@ -232,13 +232,13 @@ def make_server(broker: Broker, service: JournalService | None = None) -> grpc.a
         options=[
             ("grpc.max_receive_message_length", broker.settings.max_message_bytes),
             ("grpc.max_send_message_length", broker.settings.max_message_bytes),
-            # By default gRPC cancels calls that come while more than 1,000 wait for us. Neither we nor the clients
-            # learn then whether they were applied. We refuse appends with a clear error instead (`Admission`).
+            # By default, gRPC cancels calls while more than 1,000 are queued. Then neither the broker nor the clients
+            # know whether they were applied. The broker refuses appends with a clear error instead (`Admission`).
             ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
             ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
             # Two brokers must not share a port unnoticed.
             ("grpc.so_reuseport", 0),
-            # Clients keep idle connections alive at their own pace.
+            # Clients choose the interval of their keepalive pings.
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.keepalive_permit_without_calls", 1),

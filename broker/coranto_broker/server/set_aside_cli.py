@@ -19,7 +19,7 @@ from coranto_broker.recovery.set_aside import ComparedSpan, SetAsideFragment
 
 app = typer.Typer(no_args_is_help=True, help="Inspect content that this broker keeps outside its journals.")
 
-Content = Annotated[Path, typer.Argument(metavar="FILE", help="A content file, as `list` names it.")]
+Content = Annotated[Path, typer.Argument(metavar="FILE", help="A content file, as printed by `list`.")]
 
 
 @app.command("list")
@@ -28,7 +28,7 @@ def list_(
         Path, typer.Option("--data-dir", envvar="CORANTO_BROKER_DATA_DIR", help="The broker's data directory.")
     ] = Path(".coranto/broker-0"),
 ) -> None:
-    """List set-aside content: its journal and offsets, and the part known to be committed, by its SHA-1.
+    """List set-aside content: its journal and offsets, the end of its committed part, and the part with a valid SHA-1.
 
     Spools of deleted journals are listed too. The broker may be running.
     """
@@ -67,9 +67,9 @@ def compare(
     journal: Annotated[str, typer.Option(help="The journal, if no log names it any more.")] = "",
     endpoint: Endpoint = None,
 ) -> None:
-    """Compare it with its journal's current content at the same offsets: the same, other bytes, or nothing.
+    """Compare a file with the journal's current content at the same offsets: the same, other bytes, or nothing.
 
-    The exit code is 0 when the journal has all of it, else 1.
+    The exit code is 0 if the journal has all of the file's content, else 1.
     """
     kept = set_aside.at(file, LocalDisk())
     name = journal or kept.journal
@@ -105,9 +105,9 @@ def export(
         int | None, typer.Option(help="Up to this offset; default: the end of the sound content.", show_default=False)
     ] = None,
 ) -> None:
-    """Write bytes to standard output: the committed ones, by their SHA-1, unless offsets are given.
+    """Write content to standard output: by default the committed part, verified by its SHA-1.
 
-    They are not restored automatically. `coranto journals append` appends them to the journal again.
+    It is not restored automatically: `coranto journals append` can append it to the journal again.
     """
     disk = LocalDisk()
     kept = set_aside.at(file, disk)

@@ -1,1 +1,1 @@
-"""Checks of journal specs that are applied, against the journals that exist."""
+"""Checks of the journal specs of an Apply against the existing journals."""

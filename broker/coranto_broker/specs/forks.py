@@ -1,14 +1,14 @@
 """The rules for creating, changing and deleting forks and their sources by Apply. Pure.
 
-They concern only journals with labels of forks (`coranto.fragments.forks`). A source promises to keep the fragments
-that its forks share. So
+The rules concern only journals with labels of forks (`coranto.fragments.forks`). A source promises to keep the
+fragments that its forks share. So
 
 * a journal is not deleted, and loses no hold, while the fork of the hold exists;
-* a fork is created with a source that holds its content and the stores with the fragments, and keeps both;
-* the labels of a fork never change, except that the state `forming` ends;
+* a fork is created together with its source's hold and with all stores of its source, and both are kept;
+* the labels of a fork never change, except that the state `forming` is removed;
 * a fork shares only stored content of its source.
 
-Readers of a fork read its source's content. So its creator must be allowed to read the source.
+Readers of a fork read content of its source. So the creator of a fork must be allowed to read the source.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 def fork_guards(state: JournalState, request: pb.ApplyRequest, claims: Claims) -> list[Compare]:
     """Check the changes of forks and of sources as of `state`.
 
-    Returns conditions that other journals do not change. Raises InvalidInput for a change that breaks a rule, and
-    PermissionDenied for a fork of a journal that the caller may not read.
+    Returns compares that fail if other journals that were checked have changed. Raises InvalidInput for a change that
+    breaks a rule, and PermissionDenied for a fork of a journal that the caller may not read.
     """
     after = _After(state, request)
     for index, change in enumerate(request.changes):
         name = change.upsert.name if change.HasField("upsert") else change.delete
         item = state.item(name)
         if item is not None and 0 < change.expect_mod_revision < item.mod_revision:
-            continue  # etcd refuses it. Its caller has not seen the fork yet, and has to look again.
+            continue  # etcd rejects this change, since the caller's revision is outdated.
         before = item.spec if item is not None and _concerns_forks(item.spec) else None
         upsert = change.upsert if change.HasField("upsert") else None
         concerned = upsert is not None and _concerns_forks(upsert)
@@ -69,10 +69,10 @@ def new_shared_ends(state: JournalState, request: pb.ApplyRequest) -> dict[str, 
 
 
 def require_stored(ends: Mapping[str, int], heads: Mapping[str, JournalHead]) -> None:
-    """Check that sources have stored all that their new forks share.
+    """Check that sources have stored all content that their new forks share.
 
-    A fork that shares more would show its readers content that its source gets later. Raises InvalidInput, or
-    Unavailable if a head is not known now.
+    A fork that shares more would get content that is appended to its source later. Raises InvalidInput, or Unavailable
+    if a head is not known now.
     """
     for name, end in sorted(ends.items()):
         head = heads.get(name)
@@ -91,7 +91,7 @@ def require_stored(ends: Mapping[str, int], heads: Mapping[str, JournalHead]) ->
 
 
 class _After:
-    """The journals as they will be after the request. Journals outside of it that were looked at must stay so."""
+    """The journals as they will be after the request. `compares` fail if a journal outside the request has changed."""
 
     def __init__(self, state: JournalState, request: pb.ApplyRequest) -> None:
         self._state = state
@@ -142,7 +142,7 @@ def _check_holds(after: _After, before: pb.JournalSpec, upsert: pb.JournalSpec |
 
 
 def _readable_holds(spec: pb.JournalSpec) -> Iterator[tuple[str, int]]:
-    """Yield the holds of a journal. Invalid labels, which Coranto did not write, are none."""
+    """Yield the holds of a journal, or nothing if its labels are invalid. Coranto does not write such labels."""
     try:
         yield from sorted(holds_of(spec).items())
     except InvalidInput:
@@ -169,7 +169,7 @@ def _check_upsert(after: _After, upsert: pb.JournalSpec, before: pb.JournalSpec 
         return
     if _unchanging(upsert) != _unchanging(before) or _state(upsert) not in ("", _state(before)):
         raise InvalidInput(
-            f"{upsert.name} is a fork, and its labels {labels.FORKS}… say where its content is: leave them as they are"
+            f"{upsert.name} is a fork, and its labels {labels.FORKS}… locate its content: leave them as they are"
         )
     _check_stores(upsert, before, "its")
 
@@ -206,7 +206,7 @@ def _check_new(after: _After, upsert: pb.JournalSpec, fork: Fork, claims: Claims
             f"{fork.begin}/{fork.name} in the same call"
         )
     if upsert.suspend.offset < fork.shared_end:
-        raise InvalidInput(f"{fork.name} must begin its own content at {fork.shared_end}: give that suspend.offset")
+        raise InvalidInput(f"{fork.name} must begin its own content at {fork.shared_end}: set suspend.offset to that")
     _check_stores(upsert, source, "its source's")
 
 
@@ -219,7 +219,7 @@ def _check_stores(upsert: pb.JournalSpec, before: pb.JournalSpec, whose: str) ->
 
 
 def _unchanging(spec: pb.JournalSpec) -> list[tuple[str, str]]:
-    """Return the labels of a fork that never change. Its state ends, and holds for forks of its own come and go."""
+    """Return the labels of a fork that never change: all except its state and the holds for its own forks."""
     changing = (labels.FORK_STATE, labels.FORK_HOLD)
     return [(each.name, each.value) for each in spec.labels.labels if is_label(each.name) and each.name not in changing]
 

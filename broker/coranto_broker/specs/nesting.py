@@ -4,7 +4,7 @@ A journal's files lie below a folder of its name. Names nest if one continues th
 nests with `shop/events/eu`, but not with `shop/events-eu`. Journals that nest already may be changed and deleted.
 
 The mirrored key space has the names that exist as of a revision. The transaction that creates a journal lets etcd check
-that no nesting one was created since. If two brokers create nesting journals at the same time, one of them loses.
+that no journal with a nesting name was created since. If two brokers create nesting journals concurrently, one fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def nesting_pair(state: JournalState, created: Sequence[str]) -> tuple[str, str] | None:
-    """Return a name of `created` and an existing journal, or another name of `created`, that it nests with; or None."""
+    """Return two nesting names, or None. The first is of `created`, the second of `created` or an existing journal."""
     for name in created:
         for other in _nesting(state, name):
             return name, other
@@ -41,10 +41,10 @@ def _nesting(state: JournalState, name: str) -> Iterator[str]:
 
 
 def with_guards(state: JournalState, created: Sequence[str], compares: Sequence[Compare]) -> list[Compare]:
-    """Return `compares` plus some that fail if a journal that nests with one of `created` was created since `state`.
+    """Add compares that fail if a journal that nests with one of `created` was created since `state`.
 
-    The result fits into a transaction. If one compare for each name takes too many, etcd checks instead that nothing
-    was created in a whole folder. That may also fail because of unrelated journals; the caller then tries again.
+    If compares by name do not fit into one transaction, they are replaced by one that no journal was created in the
+    common folder, or at all. It may also fail because of unrelated journals; the caller then tries again.
     """
     if not created:
         return list(dict.fromkeys(compares))
@@ -67,10 +67,10 @@ def with_guards(state: JournalState, created: Sequence[str], compares: Sequence[
 
 
 def _unchanged(state: JournalState, prefix: str) -> Compare:
-    """Return a compare that nothing was created below `prefix` since `state`."""
+    """Return a compare that fails if a key below `prefix` was created since `state`."""
     return Compare(prefix, CompareTarget.CREATE_REVISION, state.revision + 1, Relation.LESS, prefix=True)
 
 
 def _folder(names: Sequence[str]) -> str:
-    """Return the longest name that all of `names` continue after a slash, or "" if there is none."""
+    """Return the longest common folder of `names`, or ""."""
     return os.path.commonpath([name.rpartition("/")[0] for name in names])

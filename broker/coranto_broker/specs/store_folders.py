@@ -1,15 +1,15 @@
-"""The check that no two journals get one folder in fragment stores. Pure.
+"""The check that no two journals share a folder in a fragment store. Pure.
 
 A journal's folder is its name below the store's prefix. So `a/b` in `s3://bucket/` and `b` in `s3://bucket/a/` have the
-same folder, and each would take the fragments of the other for its own. The same holds if one folder is within the
-other. Names in one store are compared by `nesting`. Stores with `find` and `replace` are not compared: these options
-say where a journal's files are.
+same folder, and each would treat the other's fragments as its own. The same holds if one folder is within the other.
+Names in one store are compared by `nesting`. Stores with `find` and `replace` are not compared, because these options
+rewrite paths.
 
-This broker knows the stores as of a revision of etcd. Conditions of the transaction ensure that no journal has got such
-a folder since, so of two brokers that give journals one folder at the same time one loses. A transaction that brings a
-new prefix into a bucket requires that no journal has changed at all. If the bucket has other prefixes, it also writes
-the bucket's key. A transaction that uses only known prefixes requires that this key was not written, and that no
-journal has changed whose name leads to the same folder by one of the other prefixes.
+This broker knows the stores as of a revision of etcd. Compares of the transaction fail if a conflicting journal was
+changed since, so if two brokers assign one folder concurrently, one transaction fails. A transaction that brings a new
+prefix into a bucket requires that no journal has changed at all. If the bucket has other prefixes, it also writes the
+bucket's key. A transaction that uses only known prefixes requires that this key was not written, and that no journal
+has changed whose name gives the same folder below one of the other prefixes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FolderConflict(NamedTuple):
 
 
 class FolderGuards(NamedTuple):
-    """Conditions of a transaction that keep other journals out of its journals' folders, and its puts."""
+    """Compares and puts that a transaction needs to keep other journals out of its journals' folders."""
 
     compares: list[Compare]
     puts: list[Put]
@@ -65,7 +65,7 @@ def folder_conflict(
 ) -> FolderConflict | None:
     """Find a journal of `upserts` whose new stores give it a folder of another journal, which is not `deleted`.
 
-    Stores that a journal has already may stay.
+    Stores that a journal already has are not checked.
     """
     changed = {spec.name: spec for spec in upserts}
     kept = (item.spec for item in state.items if item.id not in changed and item.id not in deleted)
@@ -96,7 +96,7 @@ def folder_conflict(
 
 
 def folder_guards(state: JournalState, upserts: Sequence[pb.JournalSpec]) -> FolderGuards:
-    """Return the guards of a transaction of `upserts`, among which `folder_conflict` has found none as of `state`."""
+    """Return the guards of a transaction of `upserts`, which have no `folder_conflict` as of `state`."""
     new: dict[tuple[str, ...], set[tuple[str, str]]] = defaultdict(set)
     for spec in upserts:
         item = state.item(spec.name)
@@ -110,7 +110,7 @@ def folder_guards(state: JournalState, upserts: Sequence[pb.JournalSpec]) -> Fol
             known[place[0]].add(place[1])
     introduced = {bucket for bucket, found in new.items() if not known[bucket].issuperset(each for each, _ in found)}
     if introduced:
-        # Another Apply that brings a first prefix into the bucket sets the same condition, and needs no key to notice.
+        # No put for a bucket's first prefix: a concurrent Apply with another first prefix has the same compare.
         puts = [Put(_bucket_key(state, bucket), repr(bucket).encode()) for bucket in introduced if known[bucket]]
         return FolderGuards([unchanged_since(state)], puts)
     compares = [_unchanged(state, _bucket_key(state, bucket)) for bucket in new]
@@ -129,7 +129,7 @@ def folder_guards(state: JournalState, upserts: Sequence[pb.JournalSpec]) -> Fol
 
 
 def unchanged_since(state: JournalState) -> Compare:
-    """Return the condition that no journal was created or changed since `state`. It implies all that guards require."""
+    """Return a compare that fails if a journal was created or changed since `state`. It implies all other guards."""
     return _unchanged(state, state.layout.items, prefix=True)
 
 

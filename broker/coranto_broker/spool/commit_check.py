@@ -1,8 +1,8 @@
 """Find the longest recorded commit of a fragment that matches its content. Pure functions over the files' bytes.
 
-Each record carries the SHA-1 of all content up to its end. The last record is tried first, which takes one pass over
-the content. If it does not match, a second pass compares the sum at each record's end. The longest commit that matches
-counts. If several end at the same offset, the one written last counts.
+Each record has the SHA-1 of all content up to its end. The last record is checked first, in one pass over the content.
+If it does not match, a second pass compares the sum at each record's end, and finds the longest commit that matches. If
+several records end at the same offset, the last written one is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Read = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The result of examining a fragment's files. `record` is None if nothing in them is usable."""
+    """The result of examining a fragment's files. `record` is None if they have no usable content."""
 
     begin: int
     record: CommitRecord | None = None
@@ -43,7 +43,7 @@ class Examined:
     torn: bool = False
     """True if there is content and a log, but the log has no whole record."""
     taken_out: bool = False
-    """True if the content was found to be damaged in an earlier process, and was set aside then."""
+    """True if an earlier process found the content to be damaged, and set it aside."""
 
     @property
     def kept_end(self) -> int:
@@ -111,7 +111,7 @@ def examine(
     _, generation, _, record = best
     if running is None:
         return Examined(begin, claimed_end=claimed_end, promised=promised, problem=problem)
-    # After a problem, the entries behind the kept record describe content that is gone.
+    # After a problem, the entries after the kept record describe content that is missing.
     log_end = record.end if problem else whole[generation]
     return Examined(begin, record, generation, log_end, running, claimed_end, promised, problem)
 

@@ -10,15 +10,16 @@
 `synced` and `written` are the spool's `in_sync.Stamp`. `flushed` bounds the acknowledged content when the record
 was written. Where acknowledgements wait for the disk, it is the journal's end that was known to be on the disk.
 Otherwise it is UNAWAITED. A mark records a later value of `flushed`, once the disk has that much. `readable` is the
-end of the content that readers had been shown when the record was written.
+end of the content that was visible to readers when the record was written.
 
 Older records lack fields. Records of magic `csp2` lack `flushed` and count as UNAWAITED. `csp1` records also lack the
-stamp and count as written before any pipeline. Where `readable` is missing, all content up to the record's end had been
-shown.
+stamp and count as written before any pipeline. Where `readable` is missing, all content up to the record's end was
+visible.
 
 All numbers are little-endian. Each record is independent of the others, and its fragment's SHA-1 covers all content up
-to its end. So the last record whose content is there counts. A record that a crash has torn ends the log before it. The
-create revision belongs to the journal's item in etcd. It distinguishes a journal from an earlier one of the same name.
+to its end. So the last record whose content is present is the valid one. The log ends before a record that was torn by
+a crash. The create revision belongs to the journal's item in etcd. It distinguishes a journal from an earlier one of
+the same name.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def encode(
     readable: int | None = None,
 ) -> bytes:
     """Return one encoded record."""
-    # A new message each time: a reused one keeps the memory of everything that it ever held.
+    # A new message each time, because a reused one keeps the memory of earlier values.
     message = pb.ReplicateRequest()
     message.registers.CopyFrom(committed.registers)
     committed.fragment.fill(message.proposal)
@@ -66,7 +67,7 @@ def encode(
 
 
 def encode_mark(flushed: int) -> bytes:
-    """Return an encoded mark, which says that the journal is on the disk up to `flushed`."""
+    """Return an encoded mark, which records that the journal is on the disk up to `flushed`."""
     return _framed(_MARK, _FLUSHED.pack(flushed))
 
 
@@ -76,7 +77,7 @@ def _framed(magic: bytes, payload: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """One whole record at bytes [position, end) of its log."""
+    """A complete record at bytes [position, end) of its log."""
 
     committed: CommittedState
     create_revision: int
@@ -88,7 +89,7 @@ class CommitRecord:
 
     @property
     def awaits_flush(self) -> bool:
-        """True if its writer acknowledged commits only once they were on the disk."""
+        """True if commits were acknowledged only once they were on the disk."""
         return self.flushed != UNAWAITED
 
     @property
@@ -99,7 +100,7 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True)
 class FlushMark:
-    """One whole mark, which ends at byte `end` of its log."""
+    """A complete mark, which ends at byte `end` of its log."""
 
     flushed: int
     end: int
@@ -111,7 +112,7 @@ class FlushMark:
 
 
 def scan(data: bytes) -> Iterator[CommitRecord | FlushMark]:
-    """Iterate over a log's entries, up to its end or to the first entry that is not whole."""
+    """Iterate over a log's entries, up to the first incomplete one."""
     position = 0
     while (found := entry_at(data, position)) is not None:
         yield found
@@ -120,18 +121,18 @@ def scan(data: bytes) -> Iterator[CommitRecord | FlushMark]:
 
 @dataclass(frozen=True, slots=True)
 class LogContent:
-    """The content of a log: its last whole record, and the length in bytes of its whole entries."""
+    """The content of a log: its last complete record, and the length in bytes of its complete entries."""
 
     last: CommittedState | None
     create_revision: int
     valid_length: int
     stamp: Stamp = UNSTAMPED
     readable: int = 0
-    """The end of the content that readers had been shown."""
+    """The end of the content that was visible to readers."""
 
 
 def decode(data: bytes) -> LogContent:
-    """Read a log up to its end or to the first entry that is not whole."""
+    """Decode a log, up to its first incomplete entry."""
     last: CommitRecord | None = None
     end = 0
     for found in scan(data):
@@ -144,7 +145,7 @@ def decode(data: bytes) -> LogContent:
 
 
 def entry_at(data: bytes, position: int) -> CommitRecord | FlushMark | None:
-    """Return the record or mark that begins at `position`; None if there is no whole one."""
+    """Return the record or mark that begins at `position`; None if there is no complete one."""
     begin = position + _HEAD.size
     if begin > len(data):
         return None

@@ -1,13 +1,13 @@
 """Durable spools: a `Spool` with content and commits in files, so that a later process can recover it.
 
-A journal's spool has a folder of its own::
+A journal's spool has its own folder::
 
     spools/<readable name>-<hash>/<create revision>/
         <begin>.content                 content of the fragment that begins there, uncompressed
         <begin>.<generation>.commits    its commit log; see `commit_log`
 
-Content is written as it arrives, after the committed content. A commit appends one record to the log. That write is the
-moment of the commit: if the process stops before it, an uncommitted tail remains, and recovery cuts it off. A roll
+Content is written as it arrives, after the committed content. A commit appends one record to the log. The commit takes
+effect with that write: if the process stops before it, an uncommitted tail remains, and recovery truncates it. A roll
 writes the first record of the next fragment before it seals the old one. So the newest log always holds the journal's
 end and registers, no matter what has been persisted since.
 
@@ -18,8 +18,8 @@ the spool has followed (`in_sync.Stamp`). From this, recovery can determine whet
 
 As soon as bytes are written, they survive the end of the process. The `Fsync` policy decides whether they also survive
 power loss before they are acknowledged (`spool.flush`). Content and log reach the disk in any order, so a record may be
-there before its content. Recovery goes back to the last record whose content is there. The log also says what may have
-been acknowledged.
+there before its content. Recovery goes back to the last record whose content is there. The log also records which
+content may have been acknowledged.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from coranto_broker.spool.spool import CommittedState, Extended, Hash, ProposalD
 from coranto_broker.spool.write_worker import WriteQueue
 
 COMPACT_LOG_BYTES = 4 << 20
-"""A commit log longer than this (in bytes) is replaced by a new one that begins with its last record."""
+"""A commit log longer than this (in bytes) is replaced by a new log that begins with the next record."""
 
 SET_ASIDE = "set-aside"
 """The folder, within a spool's folder, for files that are damaged or not part of the journal."""
@@ -58,7 +58,7 @@ SET_ASIDE = "set-aside"
 DISTRUSTED_FILE = "distrusted"
 """The file that marks a folder after a failed sync: content that is read there may not be on the disk."""
 FETCHED = ".fetched"
-"""The suffix of a file whose content is still being fetched. After a crash it is useless."""
+"""The suffix of a file whose content is still being fetched. Recovery deletes such files."""
 
 DEFERRED_BYTES = 1 << 17
 """Content of at least this many bytes is written and hashed by another thread, while this one receives more."""
@@ -68,7 +68,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Fsync(enum.StrEnum):
-    """The policy that says when spool files are forced to the disk. A killed process loses nothing under any policy."""
+    """The policy for forcing spool files to the disk. A killed process loses nothing under any policy."""
 
     NEVER = "never"
     """Leave it to the operating system. Power loss may lose recently acknowledged appends."""
@@ -95,7 +95,7 @@ class SettledOffset:
                     callback()
 
     def when(self, offset: int, callback: Callable[[], object]) -> None:
-        """Call `callback` once, when the watermark reaches `offset`. It must be below `offset` now."""
+        """Call `callback` once, when the watermark reaches `offset`. The watermark must be below `offset` now."""
         self._waiting.append((offset, callback))
 
 
@@ -112,11 +112,11 @@ class Sealed:
     stamp: Stamp = UNSTAMPED
     watermark: SettledOffset = field(default_factory=SettledOffset, repr=False)
     readable: bool = True
-    """True if readers may see it as soon as it completes. Otherwise they may once `spool_readable` says so."""
+    """True if the fragment is visible to readers immediately. Otherwise, it is once `spool_readable` is called."""
     older_logs: tuple[SharedFile, ...] = field(default=(), repr=False, compare=False)
     """Logs that `log` has replaced and that still exist."""
     may_drop: Callable[[], bool] = field(default=lambda: True, repr=False, compare=False)
-    """Makes sure that the log of the next fragment survives power loss. Returns False if the disk fails."""
+    """Ensures that the log of the next fragment survives power loss. Returns False if the disk fails."""
 
     @property
     def settled(self) -> bool:
@@ -124,7 +124,7 @@ class Sealed:
         return self.fragment.end <= self.watermark.offset
 
     def set_aside(self) -> None:
-        """Move the files to where no recovery finds them, because others went on without this content."""
+        """Move the files to SET_ASIDE, which recovery ignores, because others continued without this content."""
         for log in self.older_logs:
             log.discard()
         for file in (self.log, self.content):
@@ -140,13 +140,13 @@ class Sealed:
     def drop(self) -> None:
         """Remove the files, because their content is elsewhere or no longer wanted.
 
-        If the disk fails to keep the log that follows them, they stay until the next start.
+        If the disk fails to keep the next fragment's log, the files stay until the next start.
         """
         if not self.may_drop():
             return
         for log in self.older_logs:
             log.discard()
-        self.log.discard()  # The log goes first, since recovery ignores content without a log.
+        self.log.discard()  # Remove the log first: recovery ignores content without a log.
         try:
             self.log.sync_folder()  # A log without its content would look like a loss.
         except OSError as error:
@@ -156,26 +156,26 @@ class Sealed:
 
 
 class SpoolObserver(Protocol):
-    """Receives a spool's commits, completed fragments and visible offsets."""
+    """Is notified of a spool's commits, completed fragments and visible offsets."""
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
-        """Readers may see this extent of the fragment under construction."""
+        """Make this extent of the fragment under construction visible to readers."""
         ...
 
     def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
-        """The fragment is complete and does not grow any more. `primary` is True if this broker drove the roll."""
+        """Handle a fragment that is complete and no longer grows. `primary` is True if this broker drove the roll."""
         ...
 
     def spool_skip(self, offset: int) -> None:
-        """The journal continues at `offset`. Content just before it, if any, is not here."""
+        """Note that the journal continues at `offset`. Content just before it, if any, is not here."""
         ...
 
     def spool_ahead(self, end: int) -> None:
-        """Content up to `end` has committed here, but perhaps not on every replica. Readers must wait for it."""
+        """Note that content up to `end` has committed here, but perhaps not on every replica, so readers must wait."""
         ...
 
     def spool_readable(self, end: int) -> None:
-        """Readers may see everything that has completed up to `end`."""
+        """Make all completed fragments up to `end` visible to readers."""
         ...
 
 
@@ -214,7 +214,7 @@ def name_aside(fragment: Fragment, path: Path) -> str:
 
 
 def folder_of(root: Path, journal: str, create_revision: int) -> Path:
-    """Return the spool folder of a journal. The readable part of its name is for people; the hash makes it unique."""
+    """Return the spool folder of a journal. Its name has a readable part, and a hash that makes it unique."""
     readable = re.sub(r"[^0-9A-Za-z._-]+", "_", journal)[:60]
     digest = hashlib.sha256(journal.encode()).hexdigest()[:16]
     return root / f"{readable}-{digest}" / str(create_revision)
@@ -258,7 +258,7 @@ class DurableSpool:
         self._watermark = watermark or SettledOffset()
         self._writes = WriteQueue()
         self._published = self._spool.fragment.begin
-        self._readable = self._recorded_readable = readable  # Readers may see all below; as last logged.
+        self._readable = self._recorded_readable = readable  # The end of visible content; as last logged.
         self._unpublished: deque[Fragment] = deque()  # Committed extents that readers do not see yet.
         self._ahead = False  # The answer to the last proposal told the primary that it lacks content that we have.
         self._promised_end = 0  # The journal is known to be on the disk below this offset.
@@ -291,7 +291,7 @@ class DurableSpool:
 
     @property
     def version(self) -> int:
-        """The count of commits and of other changes so far."""
+        """The number of commits and other changes so far."""
         return self._flusher.version
 
     def is_on_disk(self, version: int) -> bool:
@@ -299,7 +299,7 @@ class DurableSpool:
         return self._flusher.flushed_version >= version
 
     def follow(self, fsync: Fsync) -> None:
-        """Adopt another policy, from the next commit on."""
+        """Switch to another policy, from the next commit on."""
         if fsync is Fsync.COMMIT and self.fsync is not Fsync.COMMIT:
             self._promised_end = max(self._promised_end, self._spool.end)  # It was acknowledged without the disk.
         self.fsync = fsync
@@ -319,7 +319,7 @@ class DurableSpool:
         return self._content
 
     def next_fragment(self) -> Fragment:
-        """Return the fragment that commits everything received. Blocks the event loop until all content is written."""
+        """Return the fragment that would commit all received content. Blocks the event loop until it is written."""
         self.join()
         return self._spool.next_fragment()
 
@@ -356,7 +356,7 @@ class DurableSpool:
             self._writes.add(partial(sum.update, content), 0)
 
     async def wait_for_capacity(self) -> None:
-        """Return once there is capacity for more content in the queue of unwritten content."""
+        """Return once the queue of unwritten content has capacity."""
         await self._writes.wait_for_capacity()
 
     async def written(self) -> None:
@@ -391,8 +391,8 @@ class DurableSpool:
     ) -> ProposalDecision:
         """Answer a proposal durably. Readers do not see its commit before `publish`.
 
-        `revision` is the etcd revision of the pipeline's Route. `settled` says that the primary of this pipeline rolls
-        only once every replica has the earlier proposals.
+        `revision` is the etcd revision of the pipeline's Route. `settled`: the primary of this pipeline rolls only once
+        every replica has the earlier proposals.
         """
         self._flusher.require_sound()
         self.join()
@@ -427,7 +427,7 @@ class DurableSpool:
             self._stamp = stamp
             raise
         if committing:
-            self.settle(before.begin)  # A pipeline takes content only once everybody has what lies before it.
+            self.settle(before.begin)  # A pipeline takes content only once all replicas have the content before it.
             if not primary:
                 self._unpublished.append(decision.committed.fragment)
                 self._observer.spool_ahead(decision.committed.fragment.end)
@@ -450,10 +450,10 @@ class DurableSpool:
         return self._spool.fragment
 
     def commit_proposed(self, content: Bytes, proposal: pb.Fragment, revision: int) -> bool:
-        """Commit content that came with its proposal in one go, if it leaves the registers and has nothing to wait for.
+        """Commit content that came with its proposal in one go, if it fits, keeps the registers and needs no waiting.
 
-        For the spool of a replica. Returns False if that has changed nothing: `write` and `propose` answer it then.
-        If writing fails (OSError), the spool stays as it was.
+        For the spool of a replica. Returns False if nothing was changed: use `write` and `propose` then. If writing
+        fails (OSError), the spool stays as it was.
         """
         self._flusher.require_sound()
         spool = self._spool
@@ -464,14 +464,14 @@ class DurableSpool:
         if not fragment.is_wire(proposal):
             return False
         self._commit_extended(content, extended, revision)
-        self.settle(begin)  # A pipeline takes content only once everybody has what lies before it.
+        self.settle(begin)  # A pipeline takes content only once all replicas have the content before it.
         self._unpublished.append(fragment)
         self._observer.spool_ahead(fragment.end)
         return True
 
     def _writes_inline(self, length: int) -> bool:
         if self._log is None or (self._must_flush_log and not self._spool.fragment.length):
-            return False  # `write` sees to the log.
+            return False  # `write` creates or flushes the log.
         return length < DEFERRED_BYTES and self._writes.idle
 
     @property
@@ -560,9 +560,9 @@ class DurableSpool:
             await self._flusher.flush()
 
     def publish(self, fragment: Fragment) -> None:
-        """Let readers see this committed extent of the fragment under construction.
+        """Make this committed extent of the fragment under construction visible to readers.
 
-        Does nothing if they see it already, or if a roll has shown it since.
+        Does nothing if it is already visible, or if the spool has rolled since.
         """
         if fragment.end > self._published and fragment.begin == self._spool.fragment.begin:
             self._published = fragment.end
@@ -572,7 +572,7 @@ class DurableSpool:
             self._unpublished.popleft()
 
     def publish_through(self, offset: int) -> None:
-        """Let readers see all commits up to `offset`, because every replica of the journal has them."""
+        """Make all commits up to `offset` visible to readers, because every replica of the journal has them."""
         readable: Fragment | None = None
         while self._unpublished and self._unpublished[0].end <= offset:
             readable = self._unpublished.popleft()
@@ -593,10 +593,10 @@ class DurableSpool:
     def _roll(self, decision: ProposalDecision, primary: bool, stamp: Stamp, settled: bool) -> None:
         """Roll to the next fragment. `stamp` is the spool's stamp before this proposal.
 
-        `settled` says that every replica has the fragment that completes.
+        `settled`: every replica has the completed fragment.
         """
         before, after = self._spool.committed, decision.committed.fragment
-        if after.begin == before.fragment.begin:  # Empty at the same offset as before. At most the codec changes.
+        if after.begin == before.fragment.begin:  # An empty fragment at the same offset. At most the codec changes.
             if decision.committed != before or stamp != self._stamp:
                 self._record(decision.committed)
                 self._flusher.version += 1
@@ -677,7 +677,7 @@ class DurableSpool:
         self._recorded_readable = self._readable
 
     def _begin_log(self, begin: int, generation: int, record: bytes) -> SharedFile:
-        """Create a log with its first record. If that cannot be written, the log is removed again."""
+        """Create a log with its first record. If the record cannot be written, the log is removed."""
         log = self._folder.log(begin, generation)
         try:
             log.write_at(0, record)
@@ -690,14 +690,14 @@ class DurableSpool:
         return log
 
     def _current(self) -> Current:
-        """Return the files that are to be flushed, and the journal's end."""
+        """Return the files to flush, and the journal's end."""
         files = [self._content] if self._spool.fragment.length else []
         if self._log is not None:
             files.append(self._log)
         return Current(files, self._spool.end)
 
     def _flushed(self, end: int) -> None:
-        """Note that the journal is on the disk up to `end`."""
+        """Record that the journal is on the disk up to `end`."""
         if self.fsync is Fsync.COMMIT and end > self._promised_end:
             self._promised_end = end
             self._mark()

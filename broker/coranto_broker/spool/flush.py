@@ -1,8 +1,7 @@
-"""Force a spool to the disk: its content, its log and, if names in it are new, the folder, all at the same time.
+"""Force a spool to the disk: its content, its log and, if it has new names, its folder, all concurrently.
 
-Versions show the synced commits. The spool counts its commits, and a flush covers the commits from before it began.
-A log that was replaced, or that belongs to an empty fragment which is gone, is removed once a flush has covered its
-replacement.
+A version is the count of the spool's commits. A flush covers the version at its start. A log that was replaced, or that
+belongs to an empty fragment that is gone, is removed once a flush has covered its replacement.
 
 A sync that fails ends the use of the spool (`DiskFailed`). The kernel may have dropped unwritten content, and
 would report the next sync as a success. The folder is marked, so that recovery rewrites everything.
@@ -34,7 +33,7 @@ class DiskFailed(OSError):
 
 
 class Current(NamedTuple):
-    """The files that a spool writes to, and the journal's end that they hold now."""
+    """The files that a spool writes to, and the journal's current end according to them."""
 
     files: list[SharedFile]
     end: int
@@ -44,7 +43,7 @@ class Current(NamedTuple):
 class _FlushWork:
     """The work of one flush: commits up to `version`, and the journal up to `end`.
 
-    After the flush, the `retired` ones of the `files` need no further sync, and the `superseded` logs are useless.
+    After the flush, the `retired` ones of the `files` need no further sync, and the `superseded` logs can be removed.
     """
 
     version: int
@@ -69,10 +68,10 @@ class Flusher:
     ) -> None:
         """`current` returns the files to flush. `on_flushed` is called with the journal's end after each flush.
 
-        `recovered` says that the spool has files already. These and the `retired` files may not be on the disk yet.
+        `recovered`: the spool has files already. These and the `retired` files may not be on the disk yet.
         """
         self.version = int(recovered)
-        """The count of commits and of other changes that are to survive power loss."""
+        """The number of commits and other changes that must survive power loss."""
         self.flushed_version = 0
         """The last version that is known to be on the disk."""
         self.on_failure: Callable[[], object] = lambda: None
@@ -82,8 +81,8 @@ class Flusher:
         self._on_flushed = on_flushed
         self._retired = dict.fromkeys(retired)
         self._superseded: list[SharedFile] = []
-        # Folders with new names that are not on the disk yet, each with the number of its last change. At first the
-        # folders above may be new, too. The last of them is the one that holds the data directory's name.
+        # Folders with new names that are not on the disk yet, each with the number of its last change. Initially, the
+        # parent folders may be new, too. The last of them contains the data directory's name.
         self._folders = dict.fromkeys((folder.path, *folder.path.parents[:4]), 0)
         self._changes = 0
         self._flushing: asyncio.Task[None] | None = None
@@ -102,7 +101,7 @@ class Flusher:
     # -- The content to flush ------------------------------------------------------------------------------------------
 
     def names_change(self) -> None:
-        """Note that files were created in the folder."""
+        """Record that files were created in the folder."""
         self._changes += 1
         self._folders[self._folder.path] = self._changes
 
@@ -114,8 +113,8 @@ class Flusher:
     def supersede(self, log: SharedFile, *, in_turn: bool) -> None:
         """Remove this log after the next flush, because another log has replaced it.
 
-        `in_turn` is for spools that are not flushed: the log then stays until the next call at most: before that, the
-        kernel has written the log that replaced it.
+        `in_turn` is for spools that are not flushed: the next call removes the log, since the kernel has written its
+        replacement long before.
         """
         log.seal()
         if in_turn:
@@ -166,10 +165,10 @@ class Flusher:
         self._flushed(pending)
 
     def assure(self, version: int, log: SharedFile | None) -> bool:
-        """Make sure that `log`, as of that version, survives power loss, whatever the policy. False if the disk fails.
+        """Ensure that `log` as of that version survives power loss, under any policy. Return False if the disk fails.
 
-        The files of a completed fragment are about to be removed, and with them the only other log that has the
-        journal's end. Nearly always everything has been flushed since, and there is nothing to do.
+        The caller is about to remove the files of a completed fragment, and with them the only other log that has the
+        journal's end. Usually everything has been flushed since, and there is nothing to do.
         """
         if self.flushed_version < version and not self.failed and log is not None:
             folders = dict(self._folders)
@@ -187,7 +186,7 @@ class Flusher:
             )
 
     def _pending(self) -> _FlushWork:
-        """Return everything that is to be forced to the disk now."""
+        """Return everything that a flush must force to the disk now."""
         files, end = self._current()
         retired = list(self._retired)
         return _FlushWork(self.version, end, retired + files, retired, dict(self._folders), list(self._superseded))
@@ -213,7 +212,7 @@ class Flusher:
             raise
 
     def _flushed(self, pending: _FlushWork) -> None:
-        """Note that everything in `pending` is on the disk."""
+        """Record that everything in `pending` is on the disk."""
         self._retired = {file: None for file in self._retired if file not in pending.retired}
         self._folders_flushed(pending.folders)
         self.flushed_version = max(self.flushed_version, pending.version)
@@ -245,6 +244,6 @@ class Flusher:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """Mark the error as retrieved. The waiting tasks get it."""
+    """Mark the error as retrieved, since the waiting tasks get it."""
     if not task.cancelled():
         task.exception()

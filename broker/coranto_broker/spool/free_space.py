@@ -2,8 +2,8 @@
 
 A write that fails for lack of space at one replica leaves the outcome of its append unknown, since the other replicas
 may have committed it. So each acknowledgement reports if the free space is below a reserve. The primary then rejects
-appends with content, and the rejection is certain. The reserve is for appends that are under way, and
-for completing and storing fragments. A quota that is smaller than the disk is not seen.
+appends with content, and nothing of them is committed. The reserve is for appends in flight, and for completing and
+storing fragments. A disk quota below the free space is not detected.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The in-sync record of a journal, and the rules that follow from it: pure values and functions.
 
-A broker whose lease ran out may hold content that only it has committed, at offsets that the others have written since.
+A broker whose lease expired may hold content that only it has committed, at offsets that the others have written since.
 Assignments in etcd do not show this. So the primary keeps one small record per journal in etcd. It writes the record
 once per pipeline, in the transaction that advertises a synchronized Route: before the pipeline takes content, and
 before the allocator may remove a replica. The record holds
@@ -15,11 +15,11 @@ content of a spool is part of the journal for good (`judge`), and whether a Rout
   without it: the content has *diverged*. If it begins at or after that end, a replica with the content agreed to it:
   the content is *final*. Without a later epoch the content is *open*, unless we are the only member. (A Kafka follower
   truncates by leader epochs in the same way.)
-* A Route may continue if one of the record's members is in it, because synchronization has asked this member.
+* A Route may continue if it has one of the record's members, because this member has taken part in synchronization.
 * A member that lacks required content (after a disk was emptied or restored) removes itself from the record before it
   answers any call.
-* When no member can come back into the Route, one of them may *claim* the record, store everything that it has, and
-  *close* the record. A closed record has the end and registers for any broker to continue.
+* When no member can return to the Route, one of them may *claim* the record, store everything that it has, and *close*
+  the record. A closed record has the end and registers that any broker needs to continue.
 * A member that exits with everything stored *leaves* the record and writes its end into it. Nothing beyond this end is
   acknowledged, because an acknowledgement takes all members. So a Route without any remaining member continues at this
   end. The remaining members may have more content, but none that was acknowledged. The last member that leaves closes
@@ -42,7 +42,7 @@ from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
 
 MAX_EPOCHS = 64
-"""The number of epochs with content that are remembered. Content from before them is only known to be old."""
+"""The number of epochs with content that a record keeps. Content from before them is only known to be old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ class InSyncRecord:
     """The in-sync record of one journal with that `create_revision`.
 
     `end` and `registers` belong to a claimed, left or closed record, else they are None. Stamps below `forgotten` are
-    too old to be judged. `written` is the etcd revision of this version, 0 unless it was read from
-    etcd. All revisions are counted on (`coranto_broker.recovery.identity`).
+    too old to be judged. `written` is the etcd revision of this version, 0 unless it was read from etcd. All revisions
+    are rebased (`coranto_broker.recovery.identity`).
     """
 
     create_revision: int
@@ -124,11 +124,11 @@ class InSyncRecord:
 
     @property
     def order(self) -> tuple[int, int]:
-        """A sort key: the later of two records of a journal has the greater one, even if etcd has lost one of them."""
+        """A sort key: greater for the later of two records of a journal, even if etcd has lost one of them."""
         return self.revision, self.written
 
     def limit(self, revision: int) -> int | None:
-        """Return the end of the counting content of the pipeline of `revision`; None while that is undecided."""
+        """Return the end of the valid content of the pipeline of `revision`; None while it is undecided."""
         if revision < self.forgotten:
             return 0
         last = None if self.left else self.end
@@ -141,18 +141,17 @@ class Judgement(enum.Enum):
     FINAL = "final"
     """The content is part of the journal for good and may be stored."""
     OPEN = "open"
-    """Others may still be able to continue without the content."""
+    """Other brokers may still be able to continue without the content."""
     DIVERGED = "diverged"
-    """Others went on without the content."""
+    """Other brokers have continued without the content."""
 
 
 def as_read_for(record: InSyncRecord, create_revision: int, me: str) -> InSyncRecord | None:
     """Return a record as `me` must read it for the journal of `create_revision`; None if it is of another journal.
 
-    A record that was carried over a restored etcd is of every journal of its name, and is `foreign` to journals of
-    other
-    create revisions. Otherwise, a record says of the former journals that it continues which content counts, but not
-    that `me` holds all of it.
+    A record that was carried over a restored etcd applies to every journal of its name, and is `foreign` to journals of
+    other create revisions. Otherwise, a record decides which content of the former journals that it continues counts,
+    but not that `me` holds all of it.
     """
     if create_revision in record.formers and not record.carried:
         return replace(record, members=tuple(member for member in record.members if member != me))
@@ -184,7 +183,7 @@ def is_complete(record: InSyncRecord | None, stamp: Stamp, me: str) -> bool:
 
 
 def may_leave(record: InSyncRecord | None, stamp: Stamp, end: int, me: str) -> bool:
-    """Return True if `me` knows where the journal ends. Its spool has that stamp and end, and takes no more content.
+    """Return True if `me` knows the journal's end. Its spool has that stamp and end, and accepts no more content.
 
     The spool then holds all acknowledged content, and by this record nothing more can be acknowledged. Once all
     of it is stored, `me` may leave the record, if it is unchanged since it was read.
@@ -202,7 +201,7 @@ class Takeover(enum.Enum):
     ROLL = "roll"
     """Roll to the end of the record that was closed or left, with its registers, and synchronize again."""
     VERIFY = "verify"
-    """Have each replica check its spool again: the record was closed below the replicas' end after they had agreed."""
+    """Let each replica check its spool again: the record was closed below the replicas' end after they had agreed."""
     LOST = "lost"
     """Wait for a member of the record, for its rescue of the journal, or for an operator."""
 
@@ -250,7 +249,7 @@ def recorded(
 
 
 def without(record: InSyncRecord, member: str) -> InSyncRecord:
-    """Return the record without `member`, which has found that it lacks a member's content."""
+    """Return the record without `member`, which has found that it lacks required content."""
     others = tuple(each for each in record.members if each != member)
     if record.claimed:  # Perhaps not everything is stored yet.
         return replace(record, members=others, end=None, registers=None, written=0)
@@ -294,7 +293,7 @@ def _formers(record: InSyncRecord, create_revision: int) -> tuple[int, ...]:
 
 
 def encode(record: InSyncRecord) -> bytes:
-    """Encode a record as JSON, which people can read, too."""
+    """Encode a record as JSON, so that operators can read it."""
     document: dict[str, Any] = {
         "create_revision": record.create_revision,
         "members": list(record.members),

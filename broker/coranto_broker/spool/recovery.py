@@ -1,28 +1,28 @@
 """Recover spools after a restart.
 
 For each fragment in a journal's spool folder, the longest commit that matches the content counts: the record with the
-greatest end whose SHA-1 matches the content up to its end (`commit_check`). After the death of a process this is the
+greatest end whose SHA-1 matches the content up to its end (`commit_check`). After a process was killed, this is the
 last record. After a power loss it may be an earlier one, since content and log reach the disk in any order. Everything
-after it is cut off. The newest fragment becomes the spool, with its registers. Older fragments had completed but may
+after it is truncated. The newest fragment becomes the spool, with its registers. Older fragments had completed but may
 not be in a store yet, so they are given to the persister again.
 
-The log also records the possibly acknowledged end. If that is more than the content here, content is lost. The reason
-is a power loss under an fsync policy that does not wait for the disk, or a disk that fails. The files are then copied
-to `set-aside/` before anything is cut off, or moved there if nothing in them is usable. If they were the newest files,
+The log also records the possibly acknowledged end. If it is beyond the content here, content is lost. The reason is a
+power loss under an fsync policy that does not wait for the disk, or a disk that fails. The files are then copied to
+`set-aside/` before they are truncated, or moved there if they have no usable content. If they were the newest files,
 the journal's head is beyond the content here. `lost.json` keeps that offset. Until the spool has reached it, appends
 are refused with INDEX_HAS_GREATER_OFFSET. Either another replica brings the spool to that offset, or an operator
 confirms the loss with an empty append at that explicit offset. Content that was never promised is not a loss, and the
 journal continues.
 
-All changes by recovery are on the disk before it returns. So content that it has cut off does not come back, and cannot
-be mistaken for content that is written there later. In a folder where a sync has failed, everything is rewritten: what
-was read may be in memory only, and another sync would prove nothing.
+All changes by recovery are on the disk before it returns. So truncated content does not reappear, and cannot be
+mistaken for content that is written there later. In a folder where a sync has failed, everything is rewritten: the
+content that was read may be in memory only, and another sync would prove nothing.
 
-A completed fragment whose content an earlier process found to be damaged has only its log here. Nothing is known to be
-lost then: the log has the journal's extent, and the persister looks for the content in the store and at other
-brokers, as it did before. So the fragment comes back without its content, and the journal continues where it ended.
+A completed fragment whose content an earlier process found to be damaged has only its log here. Its content is not
+necessarily lost: the log has its extent, and the persister continues to look for the content in the store and at other
+brokers. So the fragment is recovered without its content, and the journal continues at its end.
 
-`in_sync` decides whether others went on without the content that is found here. Such content is set aside, too.
+`in_sync` decides whether other brokers have continued without the content found here. Such content is set aside, too.
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ class Recovered:
     stamp: Stamp = UNSTAMPED
     watermark: SettledOffset = field(default_factory=SettledOffset)
     readable: int = 0
-    """The end of the content that readers had been shown."""
+    """The end of the content that was visible to readers."""
     shown: Fragment | None = None
-    """The part of the spool's fragment that readers had been shown."""
+    """The part of the spool's fragment that was visible to readers."""
     journal_id: str = ""
-    """The journal's id, once the in-sync record was read. Empty if the cluster is unknown."""
+    """The journal's id, once the in-sync record has been read. Empty if the cluster is unknown."""
 
     def durable(self, folder: SpoolFolder, observer: SpoolObserver, fsync: Fsync) -> DurableSpool:
         """Return the spool, ready for use."""
@@ -122,7 +122,7 @@ class Recovered:
         )
 
     def without_spool(self, folder: SpoolFolder) -> Recovered:
-        """Set the spool's content aside, because others went on without it. Return the rest, with an empty spool."""
+        """Set the spool's content aside, because other brokers continued without it. Return the rest."""
         fragment = self.spool.fragment
         if self.log is not None:
             content = folder.content(fragment.begin)
@@ -142,9 +142,9 @@ class Recovered:
 def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
     """Read, verify and clean up a spool folder. An absent folder is an empty spool.
 
-    `distrusted` says that a sync failed there, as a mark in the folder does. The function reads all content, so call it
-    in a thread. Nothing else may use the folder during the call. Raises OSError if the folder cannot be read, or cannot
-    be changed durably. Nothing is lost then, and the call may be repeated.
+    `distrusted`, or a mark in the folder: a sync failed there. The function reads all content, so call it in a thread.
+    Nothing else may use the folder during the call. Raises OSError if the folder cannot be read or changed durably.
+    Nothing is lost then, and the call may be repeated.
     """
     names = folder.disk.list(folder.path)
     distrusted = distrusted or DISTRUSTED_FILE in names
@@ -192,7 +192,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
         for kept in verified:
             kept.log.seal()
         raise
-    # A later fragment took content only after everybody had the content before it.
+    # A later fragment took content only once all replicas had the content before it.
     watermark = SettledOffset(max((each.fragment.begin for each in verified if each.fragment.length), default=0))
     stamp = verified[-1].stamp if verified else UNSTAMPED
     sealed = [_sealed(folder, each, watermark) for each in verified if each.fragment.length]
@@ -204,7 +204,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
         if newest.committed.fragment.length:
             sealed.pop()
     else:
-        # The content after it is lost, or its own is away. The last fragment is closed, as a roll would have done.
+        # Content after the last fragment is lost, or its own content is quarantined. Close it, as a roll would.
         spool, log, generation = _after(verified[-1]), None, 0
     if not lost_end and LOST_FILE in names:
         folder.disk.remove(folder.path / LOST_FILE)
@@ -215,7 +215,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
                 kept.log.discard()
                 folder.content(kept.fragment.begin).discard()
     if sealed and log is not None:
-        _sync(folder, log)  # The sealed files go once they are stored. Then only this log has the journal's end.
+        _sync(folder, log)  # Once the sealed files are stored and removed, only this log has the journal's end.
         folder.disk.sync_folder(folder.path)
     if distrusted:
         folder.disk.sync_folder(folder.path)
@@ -276,8 +276,8 @@ def _examine_all(folder: SpoolFolder, names: list[str]) -> list[tuple[_FragmentF
     for found in fragments:
         each = _examine(folder, found, completed=found is not fragments[-1])
         if each.torn and awaits_flush:
-            # Acknowledgements wait for the disk, and the log reaches the disk before any content. So none was given
-            # for this content.
+            # Acknowledgements wait for the disk, and the log reaches the disk before any content. So this content was
+            # not acknowledged.
             each = Examined(found.begin)
         awaits_flush = each.record.awaits_flush if each.record is not None else awaits_flush
         examined.append((found, each))
@@ -285,9 +285,9 @@ def _examine_all(folder: SpoolFolder, names: list[str]) -> list[tuple[_FragmentF
 
 
 def _give_up_empty(examined: list[tuple[_FragmentFiles, Examined]], promised: int) -> int:
-    """Give up empty last fragments that follow one which lost content. Return their offset, or 0 if there are none.
+    """Drop empty last fragments that follow a fragment with lost content. Return their offset, or 0 if there are none.
 
-    Continuing there would leave a hole that readers wait at. If there is content after the hole, it cannot be avoided.
+    Continuing there would leave a hole that blocks readers. A hole with content after it cannot be avoided.
     """
     kept = len(examined)
     while kept and examined[kept - 1][1].kept_end == examined[kept - 1][0].begin and not examined[kept - 1][1].problem:
@@ -301,7 +301,7 @@ def _give_up_empty(examined: list[tuple[_FragmentFiles, Examined]], promised: in
 
 
 def _examine(folder: SpoolFolder, found: _FragmentFiles, *, completed: bool) -> Examined:
-    """Examine the files of one fragment. Changes nothing. `completed` says that a later fragment has begun."""
+    """Examine the files of one fragment. Changes nothing. `completed`: a later fragment has begun."""
     logs = {each: folder.disk.read(folder.log(found.begin, each).path) for each in found.generations}
     content = folder.content(found.begin)
     if not found.has_content:
@@ -334,7 +334,7 @@ def _keep_verified(
         if examined.lost(promised) is not None:
             _set_aside(folder, found)
         else:
-            # Its first record was never written, or it was stored and then dropped.
+            # The fragment's first record was never written, or the fragment was stored and then dropped.
             content.discard()
             for each in found.generations:
                 folder.log(found.begin, each).discard()
@@ -366,7 +366,7 @@ def _keep_verified(
 
 
 def _cut(folder: SpoolFolder, found: _FragmentFiles, examined: Examined, log: SharedFile, *, superseding: bool) -> None:
-    """Cut content and log down to the verified part. `superseding`: older logs go, so this log must be durable."""
+    """Truncate content and log to the verified part. `superseding`: this log replaces older ones, so it is synced."""
     assert examined.record is not None
     content, length = folder.content(found.begin), examined.record.committed.fragment.length
     cut = log.size() > examined.log_end
@@ -393,8 +393,8 @@ def _sync(folder: SpoolFolder, file: SharedFile) -> None:
 def _rewrite(folder: SpoolFolder, found: _FragmentFiles, examined: Examined, log: SharedFile) -> None:
     """Write the verified part to new files.
 
-    Each file gets its name when it is complete. A log that a kill cut short would replace the older one, which has more
-    records.
+    Each file gets its name once it is complete. Otherwise, after a kill, a truncated log would replace the older log,
+    which has more records.
     """
     assert examined.record is not None
     content, old = folder.content(found.begin), folder.log(found.begin, examined.generation)
@@ -465,7 +465,7 @@ def _copy_aside(folder: SpoolFolder, found: _FragmentFiles) -> None:
 
 
 def _copy(folder: SpoolFolder, read: Callable[[int, int], bytes], length: int, target: Path) -> None:
-    """Write the first `length` bytes to a file. The file is whole and durable once it has its name."""
+    """Write the first `length` bytes to a file. The file is complete and durable once it has its name."""
     partial = target.with_name(target.name + _PARTIAL)
     file = folder.disk.open(partial)
     try:

@@ -1,7 +1,7 @@
-"""A file that one owner writes while readers come and go.
+"""A file with one writer and a changing set of readers.
 
-Readers borrow it. Discarding removes the file's name immediately, but the file stays open until the last reader has
-returned it. So freeing disk space never breaks a read. An idle file without a writer holds no descriptor.
+Readers borrow the file. Discarding removes the file's name immediately, but the file stays open until the last reader
+has returned it. So freeing disk space never breaks a read. An idle file without a writer holds no descriptor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SharedFile:
         self._syncing = threading.Lock()
         self._unsynced: OSError | None = None
         self._taken_out = False
-        self._replaced: list[DiskFile] = []  # Open files whose content was taken out. They may have readers.
+        self._replaced: list[DiskFile] = []  # Open files with quarantined content. They may have readers.
 
     @property
     def discarded(self) -> bool:
@@ -40,12 +40,12 @@ class SharedFile:
 
     @property
     def is_quarantined(self) -> bool:
-        """True if its content was found to be damaged and has not been replaced yet."""
+        """True if the content was found to be damaged and has not been replaced yet."""
         return self._taken_out
 
     @contextmanager
     def borrow(self) -> Iterator[SharedFile]:
-        """Keep the file open, even if it is discarded before."""
+        """Keep the file open during the block, even if it is discarded."""
         self._open()
         self._borrowers += 1
         try:
@@ -55,13 +55,13 @@ class SharedFile:
             self._close_if_idle()
 
     def prepare(self) -> None:
-        """Open the file. It stays open until its owner seals it or lets it rest."""
+        """Open the file. It stays open until its owner calls `seal` or `close_descriptor`."""
         self._open()
 
     def write_at(self, position: int, data: Bytes) -> None:
         """Write `data` at `position`, replacing everything in the file from there on.
 
-        If writing fails, the file is cut to `position`.
+        If writing fails, the file is truncated to `position`.
         """
         file = self._file if self._file is not None else self._open()
         if file.size() != position:
@@ -100,7 +100,7 @@ class SharedFile:
                 raise
 
     def seal(self) -> None:
-        """Close the file once no reader has it. The owner writes no more."""
+        """Close the file once no reader has it. The owner must not write any more."""
         self._owned = False
         self._close_if_idle()
 
@@ -111,7 +111,7 @@ class SharedFile:
             self._file = None
 
     def move(self, target: Path) -> None:
-        """Move the file to `target`. For its owner and for new readers it counts as discarded."""
+        """Move the file to `target`. It is discarded for its owner and for new readers."""
         self._discarded = True
         if not self._taken_out:
             self._disk.rename(self.path, target)
@@ -138,7 +138,7 @@ class SharedFile:
         self._disk.sync_folder(target.parent)
 
     def stay_quarantined(self) -> None:
-        """Note that an earlier process quarantined the content, so that all is as it was there."""
+        """Mark the content as quarantined by an earlier process."""
         self._taken_out = True
 
     def sibling(self, name: str) -> SharedFile:
@@ -148,12 +148,12 @@ class SharedFile:
         return file
 
     def replace_with(self, other: SharedFile) -> None:
-        """Replace content that was taken out by the content of `other`, a synced file in the same folder."""
+        """Replace quarantined content by the content of `other`, a synced file in the same folder."""
         other.move(self.path)
         self._taken_out = False
 
     def discard(self) -> None:
-        """Remove the file when its owner is done with it. Readers that have borrowed it continue."""
+        """Remove the file. Readers that have borrowed it can continue."""
         self._discarded = True
         self._disk.remove(self.path)
         self.seal()

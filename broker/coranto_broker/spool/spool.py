@@ -43,7 +43,7 @@ class Hash(Protocol):
 
 
 def new_sum() -> Hash:
-    """Return a new SHA-1. It names content and protects it against accidents, not against forgers."""
+    """Return a new SHA-1. It identifies content and detects corruption, but not forgery."""
     return hashlib.sha1(usedforsecurity=False)
 
 
@@ -90,7 +90,7 @@ class ProposalDecision:
 
 
 class Extended(NamedTuple):
-    """The state of a spool once content has joined its fragment, and the running SHA-1 of the fragment then."""
+    """The state of a spool after content was added to its fragment, and the fragment's running SHA-1."""
 
     committed: CommittedState
     sum: Hash
@@ -169,7 +169,7 @@ class Spool:
         return partial(self._running_sum.update, content)
 
     def next_fragment(self) -> Fragment:
-        """Return the fragment that commits everything received: the present one, extended by the delta."""
+        """Return the fragment that would commit all received content: the current one, extended by the delta."""
         if not self._delta:
             return self._committed.fragment
         if self._next is None:
@@ -214,13 +214,13 @@ class Spool:
         return Extended(CommittedState(after, registers, current.first_append_time or now), sum)
 
     def adopt_extended(self, extended: Extended) -> None:
-        """Apply what `extended` returned in the present state."""
+        """Apply the result of `extended` in the current state."""
         self._committed, self._running_sum = extended
         self._committed_sum = self._running_sum.copy()
         self._next = None
 
     def adopt(self, decision: ProposalDecision) -> None:
-        """Apply a decision that was made in the present state."""
+        """Apply a decision that was made in the current state."""
         self._committed = decision.committed
         self._next = None
         if decision.effect is ProposalEffect.COMMIT:

@@ -1,4 +1,4 @@
-"""The range where appends of only content extend the spool's fragment as it is."""
+"""The range where plain appends extend the spool's fragment without a roll."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from coranto.fragments.fragment import Fragment
 
 
 class Steady(NamedTuple):
-    """A fragment that grows without a roll.
+    """The range where a fragment grows without a roll.
 
-    It begins at `begin`, may be extended while its end is at most `end`, and until the wall time `until` in seconds.
+    The fragment begins at `begin`. It may be extended while its end is at most `end`, and before the wall time `until`
+    in seconds.
     """
 
     begin: int
@@ -18,5 +19,5 @@ class Steady(NamedTuple):
     until: float
 
     def holds(self, fragment: Fragment, now: float) -> bool:
-        """Return True if the fragment may be extended as it is at the wall time `now`."""
+        """Return True if the fragment may be extended without a roll at the wall time `now`."""
         return fragment.begin == self.begin and fragment.end <= self.end and now < self.until

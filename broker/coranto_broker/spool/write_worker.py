@@ -9,19 +9,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 MAX_BEHIND_BYTES = 4 << 20
-"""The most content (in bytes) that may wait for its jobs."""
+"""The maximum content (in bytes) that may wait to be written and hashed."""
 _RESUME_BYTES = MAX_BEHIND_BYTES // 2
 _BATCH_BYTES = 4 << 20
-"""After this many bytes a thread turns to another owner's jobs, so that a few large appends do not keep all threads."""
+"""The bytes after which a thread serves another owner, so that a few large appends cannot occupy all threads."""
 
-_WORKERS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="aside")  # Its own pool: appends wait for no upload.
+_WORKERS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="aside")  # Not shared with uploads.
 
 
 class WriteQueue:
     """The jobs of one owner. Jobs that arrive while a thread works are done by the same thread, without a new handover.
 
-    After a job has failed, the jobs behind it are not done. `join` and `abandon` may do jobs themselves and then block
-    the event loop for as long as a few jobs take. Await `done` first to avoid this.
+    After a job has failed, later jobs are skipped. `join` and `abandon` may do jobs themselves and then block the event
+    loop for as long as a few jobs take. Await `done` first to avoid this.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class WriteQueue:
             return
         self._capacity_waiter = asyncio.get_running_loop().create_future()
         try:
-            if self._added - self._finished > _RESUME_BYTES:  # Otherwise perhaps no job is left that would wake us.
+            if self._added - self._finished > _RESUME_BYTES:  # Otherwise perhaps no job is left that wakes this task.
                 await self._capacity_waiter
         finally:
             self._capacity_waiter = None
@@ -71,7 +71,7 @@ class WriteQueue:
         self.join()
 
     def join(self) -> None:
-        """Block until all jobs are done. If a job failed, raises its error once; the jobs behind it were not done."""
+        """Block until all jobs are done. If a job failed, raises its error once; later jobs were skipped."""
         self._work()
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -93,7 +93,7 @@ class WriteQueue:
     def _ended(self, _: asyncio.Future[None]) -> None:
         self._batch = None
         self._wake_waiter()
-        if self._jobs:  # There was too much for one batch, or a job came after the thread's last look.
+        if self._jobs:  # The jobs exceeded one batch, or a job came after the thread's last check.
             self._hand_over()
 
     def _wake_waiter(self) -> None:
@@ -101,7 +101,7 @@ class WriteQueue:
             self._capacity_waiter.set_result(None)
 
     def _work(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Do all jobs. With `loop`, do one batch of them, and tell the event loop once there is capacity again."""
+        """Do all jobs. With `loop`, do one batch of them, and wake the task that waits for capacity."""
         done = 0
         with self._at_work:
             while loop is None or done < _BATCH_BYTES:
@@ -112,7 +112,7 @@ class WriteQueue:
                 if self._failure is None:
                     try:
                         job()
-                    except Exception as error:  # noqa: BLE001  # The caller that waits gets it.
+                    except Exception as error:  # noqa: BLE001  # `join` raises it.
                         self._failure = error
                 done += size
                 self._finished += size
