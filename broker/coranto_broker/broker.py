@@ -199,7 +199,7 @@ class Broker:
         return spec
 
     async def exit(self) -> None:
-        """Stop, store content that only this broker has, and leave the in-sync records, so that other brokers continue.
+        """Stop, store content that only this broker has, and leave the in-sync records. Then others can continue.
 
         Stopping, storing and leaving take at most `exit_seconds` each.
         """

@@ -35,7 +35,7 @@ class Signal:
                 waiter.set_exception(Invalidated())
 
     def add(self, waiter: asyncio.Future[object]) -> None:
-        """Fail `waiter` with Invalidated when the signal fires. It must not have fired yet."""
+        """Fail `waiter` with Invalidated when the signal fires. The signal must not have fired yet."""
         self._waiters[waiter] = None
 
     def discard(self, waiter: asyncio.Future[object]) -> None:

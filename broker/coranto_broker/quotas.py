@@ -32,7 +32,7 @@ from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.rpc.source import MessageSink
 
 BURST_SECONDS: Final = 1.0
-"""The burst of an idle caller: its use is not delayed up to the quota of this many seconds."""
+"""The burst that an idle caller may use without delay: its rate for this many seconds."""
 LOG_SECONDS: Final = 1.0
 REPORTED_SECONDS: Final = 3600.0
 """The time that a caller is reported to operators, after its last rejected call."""
@@ -146,7 +146,7 @@ class Quotas:
         self._report(caller, "etcd_bytes")
 
     async def admit_appends(self, caller: str, count: int = 1, size: int = 0) -> None:
-        """Count appends with `size` bytes, and delay them if needed. If it raises AppendQuotaExceeded, none counts."""
+        """Count appends with `size` bytes, and delay them if needed. Raises AppendQuotaExceeded, counting nothing."""
         if caller:
             costs = {"appends": count, "append_bytes": size}
             if (problem := self._problem(caller, costs)) is not None:

@@ -33,9 +33,9 @@ class BrokerSettings(MemberSettings):
         description="Port of the frame transport for small appends and replication; 0: any, -1: none.",
     )
     id: str = Field(default="broker-0", description="Name of this broker, unique within its zone.")
-    data_dir: Path = Field(default=Path(".coranto/broker-0"), description="Folder for spools; of one broker only.")
+    data_dir: Path = Field(default=Path(".coranto/broker-0"), description="Folder for spools; for one broker only.")
     file_root: Path | None = Field(
-        default=None, description="Folder that file:/// stores are rooted at; without, there are no such stores."
+        default=None, description="Folder that file:/// stores are rooted at. Unset: no such stores."
     )
     store_endpoints: str = Field(
         default="",
@@ -60,7 +60,7 @@ class BrokerSettings(MemberSettings):
         description="Maximum blocking reads of one caller at a time; others are refused. 0: any number.",
     )
     quotas: Path | None = Field(
-        default=None, description="YAML file of the rates and open streams that callers may use of this broker."
+        default=None, description="YAML file of quotas: the rates and open streams of each caller at this broker."
     )
     group_append_bytes: int = Field(
         default=1 << 16,

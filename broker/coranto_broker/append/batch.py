@@ -210,7 +210,7 @@ class Batch:
             self._host.spawn(self._await_acks(turn, is_broken))
 
     def _begin_span(self, tracer: Tracer) -> None:
-        """Begin the span of the proposal inside the first traced append's, and link it with the others."""
+        """Begin the proposal's span as a child of the first traced append's span, and link it with the others."""
         spans = [append.span for append, _ in self.members if append.span is not None]
         if spans:
             journal, replicas = self._proposal.journal, len(self.pipeline.names)

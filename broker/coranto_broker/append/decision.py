@@ -76,7 +76,7 @@ class Refuse:
 
 
 class Need(enum.Enum):
-    """The decision needs this missing part of the snapshot first. Then decide again."""
+    """A missing part of the snapshot that the decision needs. Provide it, then decide again."""
 
     STORE = "the health of the fragment store"
     LISTING = "a first listing of all fragment stores"

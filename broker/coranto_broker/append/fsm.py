@@ -178,7 +178,8 @@ class AppendFsm:
         if pipeline is not None and self.append.content is not None:
             # During this wait, arriving appends can join its batch.
             await pipeline.wait_for_capacity(PROPOSALS_IN_FLIGHT, resolution.invalidated)
-        # A caller that sees newer flags or a suspension may read the journal's end, so no append may start before it.
+        # If flags and suspension are unchanged now, callers that see later ones read the journal's end only after this
+        # append, which owns the pipeline, has committed.
         permitted = self._host.resolver.permits_hold(resolution)
         return AppendEvent.PIPELINE_ACQUIRED if permitted else AppendEvent.INVALIDATED
 
@@ -281,7 +282,7 @@ class AppendFsm:
     # -- VALIDATE_PRECONDITIONS and UPDATE_SUSPEND: the decision ------------------------------------------------------
 
     async def _validate_preconditions(self) -> AppendEvent:
-        """Decide the append, and carry out the decision or wait for its need."""
+        """Decide the append, and carry out the decision or provide its `Need`."""
         resolution, content, pipeline = self.append.resolved, self.append.content, self._pipeline
         replica = resolution.require_replica
         store_problem: str | None = None

@@ -191,7 +191,7 @@ class JournalQueue:
             del self._waiting[append]
 
     async def _prepare(self, append: QueuedAppend) -> None:
-        """Prepare the append at the head by the state machine, and propose its content."""
+        """Prepare the append at the head with the state machine, and propose its content."""
         self._preparing = append
         fsm = AppendFsm(self._host, append)
         try:

@@ -88,7 +88,7 @@ class Backlog:
         """Add `size` bytes of the journal to the backlog."""
         self._bytes[journal] = self._bytes.get(journal, 0) + size
         self._total += size
-        self._weigh(journal)
+        self._update_hold(journal)
 
     def remove(self, journal: str, size: int) -> None:
         """Remove `size` bytes of the journal, which are stored or no longer have to be."""
@@ -99,21 +99,21 @@ class Backlog:
         else:
             del self._bytes[journal]
             self._succeeded(journal)
-        self._weigh(journal)
+        self._update_hold(journal)
 
     def failed(self, journal: str, url: str, attempts: int, error: str) -> None:
         """Record that storing a fragment of the journal failed for the `attempts`th time in a row."""
         if attempts >= FAILING_ATTEMPTS:
             before = self._failing.get(journal)
             self._failing[journal] = _Failure(url, attempts, error)
-            self._weigh(journal)
+            self._update_hold(journal)
             for each in {url, before.url if before is not None else url}:
                 self._on_store(each)
 
     def stored(self, journal: str) -> None:
         """Record that a store has accepted a fragment of the journal."""
         self._succeeded(journal)
-        self._weigh(journal)
+        self._update_hold(journal)
 
     # -- Holds ---------------------------------------------------------------------------------------------------------
 
@@ -132,12 +132,12 @@ class Backlog:
         if journal in self._over:
             return (
                 f"{waiting} bytes of {journal} wait to be stored in {url}, and max_unpersisted_journal_bytes is "
-                f"{self._journal_bytes}. Appends continue by themselves at {_low(self._journal_bytes)}"
+                f"{self._journal_bytes}. Appends resume automatically at {_low(self._journal_bytes)}"
             )
         if self._full and waiting:
             return (
                 f"{self._total} bytes of this broker's journals wait to be stored, {waiting} of them of {journal} in "
-                f"{url}, and max_unpersisted_bytes is {self._broker_bytes}. Appends continue by themselves at "
+                f"{url}, and max_unpersisted_bytes is {self._broker_bytes}. Appends resume automatically at "
                 f"{_low(self._broker_bytes)}, or once nothing of {journal} waits"
             )
         return ""
@@ -156,7 +156,7 @@ class Backlog:
         if failure is not None:
             self._on_store(failure.url)
 
-    def _weigh(self, journal: str) -> None:
+    def _update_hold(self, journal: str) -> None:
         """Hold the journal back or release it; if the broker's bound was crossed, all journals with a backlog too."""
         waiting = self._bytes.get(journal, 0)
         if _exceeds(waiting, self._journal_bytes, before=journal in self._over):

@@ -32,7 +32,7 @@ LITTLE_BYTES = 1 << 20
 LITTLE_TOTAL_BYTES = 64 << 20
 """The memory for fragments of up to LITTLE_BYTES."""
 ENTRY_BYTES = 2048
-"""The approximate overhead of a fragment in memory. If it did not count, they could take ten times as much memory."""
+"""The approximate overhead of a fragment in memory. Uncounted, small ones could take ten times LITTLE_TOTAL_BYTES."""
 
 FETCHES = 4
 """The maximum number of concurrent fetches into files."""

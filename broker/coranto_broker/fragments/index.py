@@ -340,7 +340,7 @@ class FragmentIndex:
             self.changes += 1
 
     def found_missing(self) -> None:
-        """Record that a fragment was not in its store, so that the last listing is outdated."""
+        """Request another listing, because a fragment was not in its store."""
         self._on_gap()
 
     def forget_through(self, end: int) -> None:

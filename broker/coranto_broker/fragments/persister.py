@@ -8,7 +8,7 @@ fragments that it had not stored.
 Only fragments that are permanently part of the journal are stored (see `in_sync`). While that is undecided, a fragment
 waits. If other brokers have continued without it, its files are set aside.
 
-A fragment waits for an earlier one on this broker that waits or is refused by its store. Otherwise readers would see a
+A fragment waits while an earlier one on this broker waits or is refused by its store. Otherwise readers would see a
 journal whose first stored fragment begins later, and conclude that its beginning was removed.
 
 New fragments go to the first store of the journal's spec at the time of the attempt. While the broker shuts down, it
@@ -140,7 +140,7 @@ class FragmentPersister:
 
     @property
     def pending(self) -> int:
-        """The number of fragments that were not found in their store yet. Replicas check only after their delay."""
+        """The number of fragments that are not known to be stored. Replicas check the store only after their delay."""
         return sum(not job.sealed.content.discarded for job in self._tasks.values())
 
     @property
@@ -175,7 +175,7 @@ class FragmentPersister:
             self._count(job)
 
     async def release(self, journal: str, create_revision: int) -> None:
-        """Stop storing the fragments of the journal with that create revision, whose files others use now."""
+        """Stop storing the fragments of the journal with that create revision. The caller then owns their files."""
         jobs = self._of_journal.get(journal, {})
         found = [task for task, job in jobs.items() if job.sealed.create_revision == create_revision]
         for task in found:

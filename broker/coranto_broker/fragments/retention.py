@@ -68,7 +68,7 @@ class Retention:
         seconds = duration_seconds(spec.fragment.retention)
         if seconds <= 0 or spec.name in self._under_way or not self._is_primary(spec.name):
             return
-        # A fragment with a local file may be just being stored, or may not be listed yet.
+        # A fragment with a local file is perhaps being stored now, or not listed yet.
         local = [replace(entry.fragment, backing_store="") for entry in index.entries if entry.content is not None]
         gone = expired([*listed, *local], seconds, self._clock.now(), held_from(spec))
         gone = [each for each in gone if each.journal == spec.name]

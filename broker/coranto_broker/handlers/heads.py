@@ -140,7 +140,7 @@ async def _send(context: Context, heads: Iterable[JournalHead]) -> None:
 
 @dataclass(slots=True)
 class _PeerHeads:
-    """Another broker's heads by journal, or the call's problem. `lacks` is True if it has no RPC Heads, as Gazette."""
+    """Another broker's heads by journal, or the call's problem. `lacks`: it has no such RPC, like Gazette's brokers."""
 
     heads: dict[str, JournalHead] = field(default_factory=dict)
     problem: str = ""

@@ -118,7 +118,7 @@ async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadR
                 await context.write(metadata)
                 return
             metadata.fragment.CopyFrom(entry.fragment.to_wire())
-            with _lacking(index):
+            with _relist_if_missing(index):
                 content = found.copy
                 if entry.local is not None:
                     # Borrow the file before any await, so that it stays readable if the fragment is removed.
@@ -151,7 +151,7 @@ async def _is_of_another(replica: Replica, request: pb.ReadRequest) -> bool:
 
 
 @contextmanager
-def _lacking(index: FragmentIndex) -> Iterator[None]:
+def _relist_if_missing(index: FragmentIndex) -> Iterator[None]:
     """Request a listing of the stores if content of an index entry is missing or damaged."""
     try:
         yield

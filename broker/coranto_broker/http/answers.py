@@ -49,7 +49,7 @@ class ReadAnswer(_Call):
     async def made_by(self, reading: Coroutine[Any, Any, None]) -> None:
         """Run `reading`, which writes to this answer, until it ends or has written enough.
 
-        Raises its errors, and Unavailable if it has not written all content that the headers promised.
+        Raises the errors of `reading`, and Unavailable if it ends before all content that the headers promised.
         """
         await reading
         if self._next < self._stop:

@@ -111,7 +111,7 @@ class InSyncRecords:
     async def write(
         self, reading: StoredRecord, record: InSyncRecord, compares: Sequence[Compare] = (), ops: Sequence[Op] = ()
     ) -> tuple[TxnResult, StoredRecord]:
-        """Write the record and apply `ops`, if it is unchanged since it was read and all `compares` hold.
+        """Write the record and apply `ops`, if etcd's record is unchanged since `reading` and all `compares` hold.
 
         Returns the record as written. If the transaction did not succeed, returns the record as read again. A cancelled
         call may have written the record to etcd without saving its copy.

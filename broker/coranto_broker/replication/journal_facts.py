@@ -1,4 +1,4 @@
-"""A cache of the facts about each journal that etcd has.
+"""A cache of facts about journals, computed from etcd.
 
 A call for the heads of ten thousand journals needs all facts, and few change between two calls.
 """

@@ -133,7 +133,7 @@ class Peers:
     def replicate(
         self, endpoint: str, member: pb.ProcessSpec.ID, journal: str, metadata: Metadata | None
     ) -> PeerStream:
-        """Begin to replicate to the broker at an endpoint, over frames if a call is open."""
+        """Begin to replicate to the broker at an endpoint, over frames if such a call is already open."""
         ready = self._ready.take(endpoint, journal)
         if ready is not None:
             self._framed[ready] = None

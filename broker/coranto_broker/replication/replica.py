@@ -49,7 +49,7 @@ It doubles with each further listing for such a reader, up to `LONGEST_REFRESH_F
 """
 LONGEST_REFRESH_FOR_GAP_SECONDS = 10.0
 LISTING_ATTEMPTS = 5
-"""The number of failed attempts at a listing after which waiting callers get an error."""
+"""The number of failed attempts at the first listing after which waiting callers get an error."""
 _log = structlog.get_logger(__name__)
 
 
@@ -185,7 +185,7 @@ class Replica:
 
     @property
     def growing(self) -> CommittedState | None:
-        """The fragment under construction; None if the journal has no fragment store."""
+        """The fragment under construction; None if the journal has no fragment store or the spool is not recovered."""
         return self._spool.committed if self._spool is not None and self._has_stores() else None
 
     @property

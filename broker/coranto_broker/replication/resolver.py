@@ -8,9 +8,9 @@ no longer current. The resolver also starts and stops the local replicas as assi
 a journal is assigned to this broker       start a replica
 the primary is demoted to a plain replica  start a new replica in its place
 the journal was deleted and created again  start a new replica in its place; the old one's content is dropped
-it is no longer assigned, or was deleted   stop the replica
+the journal was unassigned or deleted      stop the replica
 assignments or stores change               the replica stays; resolutions are invalidated
-others continued without its content       start a new replica in its place
+others continued without local content     start a new replica in its place
 =========================================  =============================================================================
 """
 

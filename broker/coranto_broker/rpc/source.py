@@ -14,7 +14,7 @@ class MessageSource(Protocol):
     """The source of a client's messages, such as the context of a gRPC call."""
 
     async def read(self) -> Any:
-        """Return the next message, or an object that is not a message at the end."""
+        """Return the next message. At the end, return an object that is not a message."""
 
 
 class SinkComplete(Exception):

@@ -1,4 +1,4 @@
-"""The commands `coranto broker …` and `python -m coranto_broker …`. Their options are `coranto_broker.settings`."""
+"""The commands `coranto broker …` and `python -m coranto_broker …`. `coranto_broker.settings` defines their options."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ MAX_UNOPENED: Final = 256
 """The maximum number of connections that have not opened a call."""
 
 MAX_HELD_BYTES: Final = 256 << 20
-"""The maximum of unread bytes over all connections of one method. By method, so appends cannot starve replication."""
+"""The maximum unread bytes over all connections of one method. Appends cannot starve replication this way."""
 
 WRITE_BYTES: Final = 1 << 15
 """The unsent bytes of a connection above which its handler waits. Responses are small, and clients are many."""
@@ -122,7 +122,7 @@ class FrameContext:
         if frame.kind == FrameKind.END:
             self._half_closed = True
             return grpc.aio.EOF
-        raise InvalidInput(f"a frame of kind {frame.kind} has no place within a call", field="frame")
+        raise InvalidInput(f"a frame of kind {frame.kind} is not allowed within a call", field="frame")
 
     async def write(self, message: Message) -> None:
         await self._connection.write(FrameKind.MESSAGE, message.SerializeToString())

@@ -77,7 +77,7 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
 
     @property
     def replications_over_frames(self) -> int:
-        """The number of peers' calls of Replicate that come over frames."""
+        """The number of Replicate calls from peers over frames."""
         return self._frames.under_way("Replicate") if self._frames is not None else 0
 
     def readiness(self) -> dict[str, bool]:

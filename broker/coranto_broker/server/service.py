@@ -181,7 +181,7 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
 
 
 def _method_handlers(kind: ServiceDescriptor, service: JournalService) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-    """Return handlers like generated code does, but pass bytes that cannot be parsed on, so that they are rejected."""
+    """Return handlers as generated code does, except that they also get unparsable bytes, in order to reject them."""
     handlers = {
         method.name: _KINDS[method.client_streaming, method.server_streaming](
             getattr(service, method.name),

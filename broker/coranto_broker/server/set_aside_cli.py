@@ -64,7 +64,7 @@ def _soundness(kept: SetAsideFragment) -> str:
 @app.command()
 def compare(
     file: Content,
-    journal: Annotated[str, typer.Option(help="The journal, if no log names it any more.")] = "",
+    journal: Annotated[str, typer.Option(help="The journal's name, if no log has it any more.")] = "",
     endpoint: Endpoint = None,
 ) -> None:
     """Compare a file with the journal's current content at the same offsets: the same, other bytes, or nothing.

@@ -180,11 +180,11 @@ def _check_new(after: _After, upsert: pb.JournalSpec, fork: Fork, claims: Claims
         raise InvalidInput(f"{fork.name} cannot be a fork of {fork.source}, which does not exist")
     if Capability.READ not in claims.capability or not claims.covers(fork.source, source.labels):
         raise PermissionDenied(
-            f"a fork brings the content of its source to its readers: to make {fork.name} the token needs the "
-            f"capabilities APPLY and READ over {fork.source}, too"
+            f"a fork gives its readers the content of its source: to create {fork.name}, the token needs the "
+            f"capabilities APPLY and READ over {fork.source} as well"
         )
     if sorted(_unchanging(upsert)) != sorted(fork_labels(replace(fork, forming=False))):
-        raise InvalidInput(f"the labels {labels.FORKS}… of {fork.name} contradict each other, or are there twice")
+        raise InvalidInput(f"the labels {labels.FORKS}… of {fork.name} contradict each other, or are duplicates")
     above = fork_of(source)
     if any(share.journal == fork.name for share in shares_of(source, 0, fork.offset)):
         raise InvalidInput(f"{fork.name} cannot be a fork of its own fork {fork.source}")

@@ -43,8 +43,8 @@ def _nesting(state: JournalState, name: str) -> Iterator[str]:
 def with_guards(state: JournalState, created: Sequence[str], compares: Sequence[Compare]) -> list[Compare]:
     """Add compares that fail if a journal that nests with one of `created` was created since `state`.
 
-    If compares by name do not fit into one transaction, they are replaced by one that no journal was created in the
-    common folder, or at all. It may also fail because of unrelated journals; the caller then tries again.
+    If compares by name do not fit into one transaction, etcd checks instead that no journal was created in the common
+    folder, or at all. That may also fail because of unrelated journals; the caller then tries again.
     """
     if not created:
         return list(dict.fromkeys(compares))

@@ -41,7 +41,7 @@ class Examined:
     problem: str = ""
     """A description of the fault in the files; empty if there is none."""
     torn: bool = False
-    """True if there is content and a log, but the log has no whole record."""
+    """True if there is content and a log, but the log has no complete record."""
     taken_out: bool = False
     """True if an earlier process found the content to be damaged, and set it aside."""
 
@@ -74,7 +74,7 @@ def examine(
     `is_taken_out` returns True if content with this extent and SHA-1 was set aside as damaged while its log stayed.
     """
     records: list[tuple[int, int, int, CommitRecord]] = []  # Each after its sort key: end, generation, position.
-    whole: dict[int, int] = {}  # The end of the last whole entry, by generation.
+    whole: dict[int, int] = {}  # The end of the last complete entry, by generation.
     promised = 0
     for generation, data in sorted(logs.items()):
         for found in commit_log.scan(data):

@@ -671,7 +671,7 @@ class DurableSpool:
             self._flusher.supersede(self._log, in_turn=self.fsync is Fsync.NEVER)
             self._log = new
             return
-        # Write at the end of the last whole record. A failed write may have left bytes after it.
+        # Write at the end of the last complete record. A failed write may have left bytes after it.
         self._log.write_at(self._log_length, record)
         self._log_length += len(record)
         self._recorded_readable = self._readable

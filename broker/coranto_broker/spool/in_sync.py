@@ -9,7 +9,7 @@ before the allocator may remove a replica. The record holds
 * its *epochs*: for each pipeline that was recorded, the etcd revision of its Route and the journal's end when it began.
 
 Each spool carries a `Stamp`: the revisions of the pipelines that it followed. Record and stamp together decide whether
-content of a spool is part of the journal for good (`judge`), and whether a Route may continue (`takeover`):
+content of a spool is permanently part of the journal (`judge`), and whether a Route may continue (`takeover`):
 
 * The next epoch after the content's pipeline decides. If it begins before the end of the content, the others continued
   without it: the content has *diverged*. If it begins at or after that end, a replica with the content agreed to it:
@@ -139,7 +139,7 @@ class Judgement(enum.Enum):
     """The status of some content according to the in-sync record."""
 
     FINAL = "final"
-    """The content is part of the journal for good and may be stored."""
+    """The content is permanently part of the journal and may be stored."""
     OPEN = "open"
     """Other brokers may still be able to continue without the content."""
     DIVERGED = "diverged"

@@ -317,7 +317,7 @@ async def test_a_hostile_client_is_refused_and_holds_nothing(
             ([(FrameKind.MESSAGE, b"\xff\xff")], "not the protobuf"),
             ([(FrameKind.PING, b"")] * 20_000, "pings and pongs"),
             ([(FrameKind.MESSAGE, appends)], "must be empty"),
-            ([(FrameKind.MESSAGE, batch), (9, b"")], "has no place within a call"),
+            ([(FrameKind.MESSAGE, batch), (9, b"")], "is not allowed within a call"),
             ([(FrameKind.MESSAGE, batch), (FrameKind.MESSAGE, b"x" * (5 << 20))], "is longer than"),
         ):
             hostile = await Hostile.connect(port.port)
