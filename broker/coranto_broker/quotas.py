@@ -60,9 +60,9 @@ class Quota(BaseModel):
     append_bytes: _Limit = 0
     read_bytes: _Limit = 0
     streams: _Limit = 0
-    """The most open streams: of appends, blocking reads, and watches of listings."""
+    """The maximum number of open streams: of appends, blocking reads, and watches of listings."""
     etcd_bytes: _Limit | None = None
-    """The most bytes written to etcd in 20 minutes; None: `etcd_caller_bytes`."""
+    """The maximum bytes written to etcd in 20 minutes; None: `etcd_caller_bytes`."""
 
 
 class QuotaFile(BaseModel):

@@ -239,7 +239,7 @@ class JournalQueue:
         batch.add(append, batch.plan.commit(length, decided.registers))
         del self._waiting[append]
         if stream is None and (length or not append.request.HasField("durability")):
-            self._take(batch, flow)  # A question of durability has a batch of its own.
+            self._take(batch, flow)  # A question of durability has its own batch.
         batch.propose(stream)
         return True
 

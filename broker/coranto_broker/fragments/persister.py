@@ -415,7 +415,7 @@ class FragmentPersister:
         _log.debug("fragment.stored", fragment=fragment.content_path, store=store.url)
 
     def _span(self, fragment: Fragment) -> TraceSpan | None:
-        """Begin the span of storing a fragment: a trace of its own, since many appends wrote it."""
+        """Begin the span of storing a fragment: its own trace, since many appends wrote it."""
         if self._tracer is None:
             return None
         begin, end = fragment.begin, fragment.end

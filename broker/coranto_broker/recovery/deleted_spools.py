@@ -1,4 +1,4 @@
-"""Spools of deleted journals, which are kept for a while, since a deletion may be an accident.
+"""Spools of deleted journals, which are kept for some time, since a deletion may be an accident.
 
 A folder `spools/<name>/<create revision>` moves unchanged to `deleted/<name>/<create revision>`. Its `deleted.json`
 has the journal's name, the time when the folder was set aside, and the time until which it is kept.

@@ -260,7 +260,7 @@ class DurableSpool:
         self._published = self._spool.fragment.begin
         self._readable = self._recorded_readable = readable  # The end of visible content; as last logged.
         self._unpublished: deque[Fragment] = deque()  # Committed extents that readers do not see yet.
-        self._ahead = False  # The answer to the last proposal told the primary that it lacks content that we have.
+        self._ahead = False  # The last answer reported content that the primary lacks.
         self._promised_end = 0  # The journal is known to be on the disk below this offset.
         self._flusher = Flusher(folder, self._current, self._flushed, recovered=log is not None, retired=retired)
 
@@ -405,8 +405,8 @@ class DurableSpool:
         stamp, self._stamp = self._stamp, self._stamp.followed(counted, wrote=committing)
         try:
             if decision.rolled:
-                # If the last answer told the primary that it lacks content, that content may be on this broker only,
-                # and readers elsewhere wait for it.
+                # If the last answer reported content that the primary lacks, this broker may be the only one with that
+                # content, and readers of other brokers wait for it.
                 self._roll(decision, primary or was_ahead, stamp, settled)
             elif committing:
                 self._record(decision.committed)
@@ -488,7 +488,7 @@ class DurableSpool:
             self._record(extended.committed)
         except OSError:
             self._stamp = stamp
-            if not self._flusher.failed:  # After a failed sync, recovery cuts the file.
+            if not self._flusher.failed:  # After a failed sync, recovery truncates the file.
                 self._content.truncate(length)
             raise
         self._spool.adopt_extended(extended)
@@ -530,7 +530,7 @@ class DurableSpool:
         self._writes.abandon()
         if self._spool.delta:
             self._spool.roll_back()
-            if not self._flusher.failed:  # After a failed sync, recovery cuts the file.
+            if not self._flusher.failed:  # After a failed sync, recovery truncates the file.
                 self._content.truncate(self._spool.fragment.length)
 
     async def flush_commits(self) -> None:

@@ -13,7 +13,7 @@ content of a spool is permanently part of the journal (`judge`), and whether a R
 
 * The next epoch after the content's pipeline decides. If it begins before the end of the content, the others continued
   without it: the content has *diverged*. If it begins at or after that end, a replica with the content agreed to it:
-  the content is *final*. Without a later epoch the content is *open*, unless we are the only member. (A Kafka follower
+  the content is *final*. Without a later epoch the content is *open*, unless `me` is the only member. (A Kafka follower
   truncates by leader epochs in the same way.)
 * A Route may continue if it has one of the record's members, because this member has taken part in synchronization.
 * A member that lacks required content (after a disk was emptied or restored) removes itself from the record before it
@@ -268,7 +268,7 @@ def left(record: InSyncRecord, member: str, end: int, registers: pb.LabelSet) ->
 
 
 def closed(record: InSyncRecord | None, create_revision: int, end: int, registers: pb.LabelSet) -> InSyncRecord:
-    """Return the record of a journal that no broker holds any more, because all of it is stored or gone."""
+    """Return the record of a journal that no broker holds any more, because all its content is stored or gone."""
     found = record or InSyncRecord(create_revision)
     carried = found.carried if found.create_revision == create_revision else 0
     return replace(

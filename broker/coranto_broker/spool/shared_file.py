@@ -105,7 +105,7 @@ class SharedFile:
         self._close_if_idle()
 
     def close_descriptor(self) -> None:
-        """Close the file until its next use, unless a reader has it. The owner will not write for a while."""
+        """Close the file until its next use, unless a reader has it. For a file that is not written for some time."""
         if self._file is not None and not self._borrowers:
             self._file.close()
             self._file = None
