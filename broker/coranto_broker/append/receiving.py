@@ -39,7 +39,7 @@ GATHER_SECONDS = 0.002
 """The maximum time that a proposal waits for appends that are being received."""
 
 MAX_EMPTY_WAITS = 6
-"""The limit of the backoff: each consecutive wait without an arrival, up to this number, doubles the skipped waits."""
+"""The limit of the backoff: each further wait without an arrival, up to this number, about doubles the skips."""
 
 THROTTLE_QUANTUM_SECONDS = 0.05
 

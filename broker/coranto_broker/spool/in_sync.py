@@ -13,8 +13,8 @@ content of a spool is permanently part of the journal (`judge`), and whether a R
 
 * The next epoch after the content's pipeline decides. If it begins before the end of the content, the others continued
   without it: the content has *diverged*. If it begins at or after that end, a replica with the content agreed to it:
-  the content is *final*. Without a later epoch the content is *open*, unless `me` is the only member. (A Kafka follower
-  truncates by leader epochs in the same way.)
+  the content is *final*. Without a later epoch the content is *open*, unless the spool's broker is the only member. (A
+  Kafka follower truncates by leader epochs in the same way.)
 * A Route may continue if it has one of the record's members, because this member has taken part in synchronization.
 * A member that lacks required content (after a disk was emptied or restored) removes itself from the record before it
   answers any call.
