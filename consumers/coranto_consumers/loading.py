@@ -1,4 +1,4 @@
-"""Loading of what users name as `module:name`."""
+"""Loading of objects that users name as `module:name`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coranto.errors import InvalidInput
 def load_target(target: str, **arguments: Any) -> Any:
     """Return the object `module:name`. A class or a function is called with the arguments, and its result returned.
 
-    Raises InvalidInput if there is no such object, or it does not take these arguments.
+    Raises InvalidInput if the object does not exist or does not accept the arguments.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
@@ -31,7 +31,7 @@ def load_target(target: str, **arguments: Any) -> Any:
         return found
     try:
         inspect.signature(found).bind(**arguments)
-    except ValueError:  # Some built-in things have no signature.
+    except ValueError:  # Some built-ins have no signature.
         return found(**arguments)
     except TypeError as error:
         raise InvalidInput(f"{target} cannot be called with these arguments: {error}", field="application") from error

@@ -1,6 +1,6 @@
-"""The audit of consumers across stores: SQL checkpoints, fences and tables against journals and their content.
+"""Audit of consumers across stores: it compares checkpoints, fences and tables with journals and their content.
 
-`ConsumerCheck` is a check as `coranto.audit` has them, so its findings join any report. It knows no orchestrator.
+`ConsumerCheck` is a check of `coranto.audit`, so any report can include its findings. No orchestrator is needed.
 """
 
 from coranto.extras import explained

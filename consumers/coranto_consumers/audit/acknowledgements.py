@@ -1,4 +1,4 @@
-"""The check of the acknowledgements that a checkpoint was committed with: they must be in their journals."""
+"""Check that the acknowledgements of a committed checkpoint are in their journals."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from coranto_consumers.audit.intents import Fate, Intent, find_fates, framing_of
 from coranto_consumers.audit.sources import FramingOf, is_fully_suspended
 
 TIMEOUT_S: Final = 5.0
-"""Time in seconds that an acknowledgement of an unchanged checkpoint may be in flight."""
+"""Seconds to wait for acknowledgements in flight before they are reported as missing."""
 _RECHECK_SECONDS: Final = 0.25
 
 
 async def list_journals(
     client: JournalClient, rows: Iterable[Row], others: Iterable[str] = ()
 ) -> dict[str, JournalInfo]:
-    """Return the journals that checkpoints name, and others, by these names. Missing ones are left out."""
+    """Return the journals of checkpoints, and `others`, by name. Journals that do not exist are omitted."""
     names = {name for row in rows for name in (*row.checkpoint.sources, *row.checkpoint.ack_intents)} | set(others)
     if not names:
         return {}
@@ -36,12 +36,12 @@ async def list_journals(
 
 
 class AcknowledgementCheck:
-    """Finds acknowledgements that are missing from their journals. The consumer may keep running."""
+    """Finds acknowledgements that are missing from their journals. The consumer may be running."""
 
     def __init__(
         self, client: JournalClient, evidence: EvidenceSource, framing_of: FramingOf, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """An acknowledgement may be on its way for `timeout_s` seconds."""
+        """Wait for acknowledgements in flight for up to `timeout_s` seconds."""
         self._client = client
         self._evidence = evidence
         self._framing_of = framing_of
@@ -50,18 +50,18 @@ class AcknowledgementCheck:
     async def run(
         self, subject: Subject, shard: str, row: Row, journals: Mapping[str, JournalInfo]
     ) -> tuple[list[Finding], int]:
-        """Return findings, and the number of acknowledgements. `journals` are those that the row names."""
+        """Return the findings and the number of acknowledgements. `journals` are the journals of the row, by name."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._timeout_s
         while True:
-            # Missing acknowledgements may be in content that a store with another clock received earlier.
+            # Only the last attempt reads whole journals: clock skew may hide an acknowledgement in an old fragment.
             last = clock() >= deadline
             findings = await self._unmet_intents(subject, row, journals, whole=last)
             if not findings:
                 break
             again = (await asyncio.to_thread(self._evidence.read, [shard], [])).rows.get(shard)
             if again is not None and not again.damage and again.payload != row.payload:
-                # The former checkpoint's acknowledgements are in their journals before the next one commits.
+                # A checkpoint commits only after the acknowledgements of the previous one were appended.
                 findings = []
                 row, journals = again, await list_journals(self._client, [again])
                 if last:
@@ -100,7 +100,7 @@ class AcknowledgementCheck:
         return findings
 
     def _framings(self, info: JournalInfo) -> list[Framing[Any]]:
-        """Return the possible framings of a published journal: the application's own for it, or JSON lines."""
+        """Return the framings to try for a journal: the application's framing, then JSON lines."""
         try:
             return [self._framing_of(info.spec), JsonLines()]
         except CorantoError:

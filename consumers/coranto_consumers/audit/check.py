@@ -1,8 +1,8 @@
 """`ConsumerCheck`: the audit of a consumer across its store and its journals.
 
-It compares the store's checkpoints and fences with the journals that they name: the sources that were read, and the
-journals that acknowledgements are for. It works while the consumer runs: the store is read as of one moment, journals
-only grow, and the check waits for an acknowledgement that is on its way.
+It compares the store's checkpoints and fences with their journals: the sources, and the journals of acknowledgements.
+The consumer may be running: the store is read in one snapshot, journals only grow, and the check waits for
+acknowledgements in flight.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from coranto_consumers.audit.witnessed import WitnessedMemory
 
 @dataclass(slots=True)
 class _Progress:
-    """The findings of one run."""
+    """The findings and totals of a run so far."""
 
     result: Result = field(default_factory=Result)
     shards: dict[str, KnownShard] = field(default_factory=dict)
-    """The facts to remember of shards that are sound."""
+    """The state to remember of each sound shard."""
     totals: dict[str, Number] = field(default_factory=dict)
     totals_problems: list[str] = field(default_factory=list)
     resets: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ class _Progress:
 
 
 class ConsumerCheck:
-    """Audits the shards of a consumer. A Spark consumer has one, whose name is the application's."""
+    """Audits the shards of a consumer. A Spark consumer has one shard, with the application's name."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class ConsumerCheck:
         accept: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """`shards` are full names in the store, by default the consumer's own name.
+        """`shards` are full names in the store; the default is the consumer's name.
 
-        `min_offsets` has, by shard and journal, the specs' begin offsets. A deep audit replays sources
-        from the end of the last one in `memory`, or from their beginnings. With `accept`, the current state is
-        remembered as right, whatever the findings.
+        `min_offsets` has the begin offsets in the specs, by shard and journal. A deep audit replays each source from
+        the state that an earlier audit in `memory` proved, or from its beginning. With `accept`, the current state is
+        remembered as correct, despite findings.
         """
         self.consumer = consumer
         self._consumer = Subject(SubjectKind.CONSUMER, consumer)
@@ -89,15 +89,15 @@ class ConsumerCheck:
         self._accept = accept
         self._timeout_s = timeout_s
         self.known = Known()
-        """The knowledge of earlier audits, once the check has run."""
+        """The results of earlier audits. Set by `run`."""
         self.sound: Mapping[str, KnownShard] = {}
-        """The sound shards as they are now, once the check has run."""
+        """The current state of sound shards. Set by `run`."""
         self.checkpoints: Mapping[str, Checkpoint] = {}
-        """The readable checkpoints of shards as they are now, once the check has run."""
+        """The current checkpoints that are readable, by shard. Set by `run`."""
         self.staged: Mapping[str, Sequence[StagedRows]] = {}
-        """The rows that shards have staged, once the check has run."""
+        """The staged rows, by shard. Set by `run`."""
         self.values: Sequence[object] = ()
-        """The results of the expectations' queries, once the check has run."""
+        """The results of the expectations' queries. Set by `run`."""
 
     @property
     def remembers(self) -> bool:
@@ -108,10 +108,10 @@ class ConsumerCheck:
         return "consumer"
 
     async def run(self) -> Result:
-        """Audit. Raises SqlStoreError when the store cannot be read, and errors of brokers that cannot be reached."""
+        """Run the audit. Raises SqlStoreError if the store cannot be read, and the client's errors."""
         progress = _Progress()
         known = self.known = await self._remember(progress)
-        # A shard that an earlier audit knew may have lost its row.
+        # Include the shards of earlier audits: their rows may be gone.
         self._shards = tuple(dict.fromkeys([*self._shards, *known.shards]))
         evidence = await self._read()
         before = [journal for shard in known.shards.values() for journal in shard.sources]
@@ -204,7 +204,7 @@ class ConsumerCheck:
         progress.intents += intents
         errors = [each for each in progress.result.findings[before:] if each.is_error]
         if resets and self._measures and not self._accept:
-            return  # Until the tables are accepted, the next audit says the same.
+            return  # The next audit reports the reset again, until the tables are accepted.
         if not errors or self._accept:
             sources = {journal: audit.known for journal, audit in audits.items() if audit.known is not None}
             proven = record_of(row.checkpoint) if self.is_deep else known.record if known is not None else ""
@@ -287,12 +287,12 @@ class ConsumerCheck:
     # -- Memory and coverage -------------------------------------------------------------------------------------------
 
     async def load(self) -> Known:
-        """Return the knowledge of earlier audits. Raises CorruptData, and CorantoError when it cannot be read."""
+        """Return the results of earlier audits. Raises CorruptData, and CorantoError if they cannot be read."""
         content = await self._memory.load(self.consumer) if self._memory is not None else None
         return Known() if content is None else Known.from_bytes(self._seal.open(content, self.consumer))
 
     async def keep(self, known: Known) -> None:
-        """Remember this in place of the knowledge of earlier audits. Raises CorantoError when it cannot be kept."""
+        """Replace the results of earlier audits. Raises CorantoError if they cannot be saved."""
         if self._memory is not None:
             await self._memory.save(self.consumer, self._seal.close(known.to_bytes(), self.consumer))
 
@@ -323,7 +323,7 @@ class ConsumerCheck:
         if not self._accept and any(
             each.is_error and each.subject == self._consumer for each in progress.result.findings
         ):
-            # A proven state counts its messages, so it is not proven while the tables contradict it.
+            # A proven state includes message counts, so nothing is proven while the tables contradict them.
             return
         kept = {} if self._accept else known.shards
         try:

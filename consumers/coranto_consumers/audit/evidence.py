@@ -1,4 +1,4 @@
-"""The store's side of an audit: checkpoints, fences, staged rows and results of queries, as of one moment."""
+"""Evidence in a store: checkpoints, fences, staged rows and query results, in one snapshot."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from coranto_consumers.stores.staging import stage_tables
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A shard's fence and checkpoint. `damage` tells why the checkpoint cannot be read; it is empty otherwise.
+    """A shard's fence and checkpoint. `damage` is the reason why the checkpoint is unreadable; empty if it is readable.
 
-    A shard that is `retired` has ended: it has no checkpoint, and never runs again.
+    A `retired` shard has no checkpoint, and never runs again.
     """
 
     fence: int
@@ -44,12 +44,12 @@ class StagedRows:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A store's content for one consumer at one moment. Shards without a row are left out."""
+    """A snapshot of a store's content for one consumer. Shards without a row are omitted."""
 
     rows: Mapping[str, Row] = field(default_factory=dict)
     staged: Mapping[str, Sequence[StagedRows]] = field(default_factory=dict)
     values: Sequence[object] = ()
-    """The result of each query, or the error of one that failed."""
+    """The result of each query, or its error."""
 
 
 class EvidenceSource(Protocol):
@@ -57,16 +57,16 @@ class EvidenceSource(Protocol):
 
     @property
     def name(self) -> str:
-        """The place, for people to read."""
+        """The display name of the store."""
         ...
 
     def read(self, shards: Sequence[str], queries: Sequence[str]) -> Evidence:
-        """Return the evidence about these shards, and the results of queries. Raises SqlStoreError. Blocks."""
+        """Return the evidence about the shards, and the results of the queries. Blocks. Raises SqlStoreError."""
         ...
 
 
 class SqlEvidence:
-    """The evidence of a SQL store. It reads in one transaction that sees one state of the database."""
+    """Evidence in a SQL store, read in one snapshot transaction."""
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
@@ -106,7 +106,7 @@ class SqlEvidence:
 
     @contextmanager
     def _snapshot(self) -> Iterator[Connection]:
-        """Yield a connection whose transaction sees one state of the database, and is rolled back."""
+        """Yield a connection in a snapshot transaction, which is rolled back."""
         options = {READS_ONLY: True}
         with self._store.engine.connect() as plain:
             if self._store.is_sqlite:
@@ -133,7 +133,7 @@ class SqlEvidence:
             except DBAPIError as error:
                 if not is_denied(error):
                     raise
-                continue  # A table of other consumers holds no rows of this one.
+                continue  # Only other consumers write to a table that this one may not read.
             for name, value, number in rows:
                 found.setdefault(name, []).append(StagedRows(stage.name, int(value), int(number)))
         return found
@@ -149,7 +149,7 @@ def _row(fence: int, payload: bytes) -> Row:
 
 
 def _value(connection: Connection, query: str) -> object:
-    """Return the one value of a query, or an error."""
+    """Return the single value of a query, or an error."""
     try:
         with connection.begin_nested():
             result = connection.execute(text(query))

@@ -16,14 +16,14 @@ Number: TypeAlias = int | Decimal
 _SEPARATOR: Final = re.compile(r"\s==\s*(?P<measure>[^=]+?)\s*$")
 _SUM: Final = re.compile(r"sum\(\s*(?P<pointer>(?:/[^/()]+)+)\s*\)")
 _RELATIVE_ERROR: Final = Decimal("1e-9")
-"""The tolerance of sums that a database keeps as binary floating point numbers."""
+"""The relative tolerance for sums: a database may compute them in binary floating point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A number that every committed message has. The sum over all messages is compared with a query's result.
+    """A number for each committed message. The sum over all messages is compared with a query's result.
 
-    `name` identifies it in the memory of audits, so a measure that changes needs another name.
+    `name` identifies the measure in the memory of audits: rename a measure that you change.
     """
 
     name: str
@@ -35,10 +35,10 @@ MESSAGES: Final = Measure("messages", lambda envelope: 1)
 
 
 def sum_of(pointer: str) -> Measure:
-    """Return the measure that sums a member of JSON messages, such as `/order/cents`.
+    """Return the measure that sums the member of JSON messages at a JSON pointer, such as `/order/cents`.
 
-    Members that are absent or no numbers count 0, as do lines that are no messages: a consumer keeps them as misfits,
-    or has nulls for them.
+    A missing or non-numeric member counts as 0. So does a malformed line: a consumer stores it as a misfit, or with
+    nulls.
     """
     steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
 
@@ -60,8 +60,7 @@ def sum_of(pointer: str) -> Measure:
 class Expectation:
     """The expectation that a query's result equals the sum of a measure over all committed messages.
 
-    The query gives one row of one number. It runs in the same database snapshot as the audit's reading of the
-    checkpoints.
+    The query returns one row of one number. It runs in the audit's snapshot of the checkpoints.
     """
 
     query: str
@@ -72,7 +71,7 @@ class Expectation:
 
 
 def parse_expectation(text: str) -> Expectation:
-    """Return the expectation of a text such as `SELECT SUM(cents) FROM totals == sum(/cents)`. Raises InvalidInput."""
+    """Parse an expectation, such as `SELECT SUM(cents) FROM totals == sum(/cents)`. Raises InvalidInput."""
     match = _SEPARATOR.search(text)
     if match is None:
         raise InvalidInput(
@@ -105,7 +104,7 @@ def number(value: object) -> Number | None:
 
 
 def agree(found: Number, expected: Number) -> bool:
-    """Return True if a query's result is the expected sum. Integers agree only exactly."""
+    """Return True if a query's result equals the expected sum: exactly for integers, else within the tolerance."""
     if isinstance(found, int) and isinstance(expected, int):
         return found == expected
     one, other = Decimal(found), Decimal(expected)

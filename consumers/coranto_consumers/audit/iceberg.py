@@ -1,4 +1,4 @@
-"""The evidence of an Iceberg store: checkpoints in the properties of its home, and results of queries on its tables."""
+"""Evidence in an Iceberg store: checkpoints in the properties of its home table, and queries on its tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coranto_consumers.stores.iceberg.urls import IcebergHome
 
 
 class IcebergEvidence:
-    """The evidence in a home and its tables, as of one commit. Rows of queries are held in memory."""
+    """Evidence in a home table and its consumers' tables, as of one commit. Queried tables are loaded into memory."""
 
     def __init__(self, home: IcebergHome) -> None:
         self._home = home
@@ -52,7 +52,7 @@ class IcebergEvidence:
         return Evidence(rows, values=[self._value(query, home, tables) for query in queries])
 
     def _value(self, query: str, home: Table, tables: Mapping[str, SnapshotId]) -> object:
-        """Return the one value of a query of DuckDB, or an error. It sees tables as the home's state knows them."""
+        """Return the single value of a DuckDB query, or an error. Tables have the snapshots that the state records."""
         with duckdb.connect(config={"enable_external_access": "false"}) as connection:
             try:
                 for number, name in enumerate({self._home.table, *tables}):
@@ -72,14 +72,14 @@ class IcebergEvidence:
 
     def _rows(self, name: str, home: Table, tables: Mapping[str, SnapshotId]) -> pa.Table:
         table = home if name == self._home.table else self._home.load(name)
-        if name not in tables:  # The home of shards without a state.
+        if name not in tables:  # The home table, if no shard has a state.
             return table.scan().to_arrow()
         known = tables[name].snapshot
         return table.scan(snapshot_id=known).to_arrow() if known else table.schema().as_arrow().empty_table()
 
 
 def _fence_in(value: str) -> int:
-    """Return the fence in a state that cannot be used otherwise, 0 if it is not readable either."""
+    """Return the fence in a damaged state, or 0 if the fence is unreadable, too."""
     try:
         return int(json.loads(value)["fence"])
     except (ValueError, KeyError, TypeError):

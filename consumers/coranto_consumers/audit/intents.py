@@ -1,7 +1,7 @@
 """Acknowledgements of a committed checkpoint: each must be in its journal, and commit its messages exactly once.
 
-A consumer appends its ACK intents after the commit of the checkpoint that holds them, and again at each start. So a
-journal may have an acknowledgement several times; the first one commits, and the others change nothing.
+A consumer appends its ACK intents after the commit of their checkpoint, and again at each start. So a journal may
+contain duplicates of an acknowledgement: the first one commits, and readers ignore the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Fate(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """An acknowledgement that a checkpoint holds."""
+    """An acknowledgement in a checkpoint."""
 
     journal: str
     producer: ProducerId
@@ -62,10 +62,9 @@ def parse_intents(framing: Framing[Any], journal: str, content: bytes) -> list[I
 
 
 def framing_of_intent(framings: Sequence[Framing[Any]], journal: str, content: bytes) -> Framing[Any]:
-    """Return the first framing that reads `content` as acknowledgements. Raises the error of the first one if none
-    does.
+    """Return the first framing that can parse `content` as acknowledgements. If none can, raise the first error.
 
-    A journal of an application's publications may have another framing than its sources.
+    A journal that an application publishes to may have another framing than its sources.
     """
     failure: CorruptMessage | None = None
     for framing in framings:
@@ -87,10 +86,10 @@ async def find_fates(
     has_content: bool = True,
     whole: bool = False,
 ) -> dict[Intent, Fate]:
-    """Read the end of a journal, and return the fate of each acknowledgement. Raises the client's errors.
+    """Return the fate of each acknowledgement, from the end of the journal. Raises the client's errors.
 
-    A journal that is fully suspended has no content, and no broker to ask. With `whole`, an acknowledgement that is not
-    at the end is looked for in all of the journal: the clocks of its writer and of the store may differ by any time.
+    A fully suspended journal has no content (`has_content`), and no broker to ask. With `whole`, an acknowledgement
+    that is not at the end is searched in the whole journal: its writer's clock and the store's may differ by any time.
     """
     if not intents or not has_content:
         return dict.fromkeys(intents, Fate.UNPROVEN)
@@ -107,15 +106,15 @@ async def find_fates(
 
 
 def _first_recent(fragments: Sequence[FragmentInfo], head: int, intents: Sequence[Intent]) -> int:
-    """Return the offset of the first fragment that was not stored before the acknowledgements were made."""
-    # Fragments that are older by more cannot hold an acknowledgement.
+    """Return the begin offset of the first fragment that can contain the acknowledgements."""
+    # An older fragment cannot, unless clocks differ by more than this.
     oldest = min(clock_to_ns(intent.clock) for intent in intents) / 1e9 - LARGEST_SKEW_SECONDS
     recent = [info.fragment.begin for info in fragments if not info.persisted or info.fragment.mod_time >= oldest]
     return min(recent, default=head)
 
 
 def _earlier(fragments: Sequence[FragmentInfo], recent: int, head: int) -> int:
-    """Return where to begin to read twice as much as from `recent` on, and at least one fragment more."""
+    """Return the next begin offset that is at least twice as far from `head` as `recent`, or else the first one."""
     begins = sorted(info.fragment.begin for info in fragments if info.fragment.begin < recent)
     return max((begin for begin in begins if begin <= 2 * recent - head), default=begins[0])
 
@@ -126,7 +125,7 @@ async def _scan(
     wanted = {(intent.producer, intent.clock): intent for intent in intents}
     producers = {intent.producer for intent in intents}
     by_writer: dict[ProducerId, list[Intent]] = {}
-    """By each producer met: the intents of its writer. A shard's transactions take turns with two producers."""
+    """The intents of each producer's writer. A shard's transactions alternate between two producers."""
     seen = {intent: _Seen() for intent in intents}
     if begin >= head:
         return seen
@@ -158,7 +157,7 @@ async def _scan(
 
 
 def _queue(sequencer: Sequencer[Any], envelope: Envelope[Any]) -> QueueOutcome:
-    """Queue a message, and drop the messages that it commits: only the outcome counts here."""
+    """Queue a message, discard the messages that it commits, and return the outcome."""
     outcome = sequencer.queue(envelope)
     if sequencer.replay_range is not None:
         sequencer.end_replay()

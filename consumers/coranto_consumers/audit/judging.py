@@ -1,4 +1,4 @@
-"""Findings about a source whose content was replayed: the checkpoint compared with the replay."""
+"""Findings from the comparison of a source in a checkpoint with its replay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coranto_consumers.audit.replay import Replayed
 from coranto_consumers.audit.states import compare
 
 _NAMED: Final = 3
-"""Most producers that a message about differences names."""
+"""The maximum number of differing producers in a message."""
 
 
 def judge(
@@ -18,7 +18,8 @@ def judge(
 ) -> tuple[list[Finding], int]:
     """Return the findings, and the number of producers that could not be compared.
 
-    `complete` says that the replay knows all that the consumer has read, and `first` is where the content begins.
+    `complete` is True if the replay covers all content that the consumer has read. `first` is the begin offset of the
+    journal's content.
     """
     through = expected.read_through
     findings: list[Finding] = []

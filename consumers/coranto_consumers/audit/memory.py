@@ -1,8 +1,8 @@
-"""The memory of a consumer's audits: how far its checkpoints were, and states that were proven right.
+"""Memory of a consumer's audits: the offsets of its checkpoints, and proven states.
 
-It shows losses that the store alone cannot show, such as a checkpoint that was set back. It also spares replays: a
-state that an audit has proven is where the next one begins. So it must not be kept in the consumer's own store: a
-backup of that store would restore the memory together with the old checkpoint.
+It shows losses that the store alone cannot show, such as a checkpoint that was set back. It also shortens replays,
+which start from the last proven state. Do not keep it in the consumer's own store: a backup of that store would restore
+the memory together with the old checkpoint.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ FORMAT: Final = 1
 
 
 class Memory(Protocol):
-    """A place that keeps one text for each name. `url` belongs to its fragment store; empty for other places."""
+    """Storage for one document per name. `url` is the URL of its fragment store; empty for other storage."""
 
     url: str
 
     async def load(self, name: str) -> bytes | None:
-        """Return the content that was saved last, or None. Raises CorantoError when the place cannot be reached."""
+        """Return the last saved content, or None. Raises CorantoError if the storage is unreachable."""
         ...
 
     async def save(self, name: str, content: bytes) -> None:
-        """Keep `content`. Raises CorantoError when the place cannot be reached."""
+        """Save `content`. Raises CorantoError if the storage is unreachable."""
         ...
 
 
 def _number(value: object) -> Number:
-    """Return a number that JSON keeps as text, to keep it exact."""
+    """Parse a number. JSON has it as text, which is exact."""
     number = Decimal(str(value))
     return int(number) if number == number.to_integral_value() else number
 
@@ -49,11 +49,12 @@ _Exact = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class KnownSource:
-    """One source of a shard. `read_through` is the largest offset that was seen in its checkpoints.
+    """One source of a shard. `read_through` is its offset in the checkpoint that was last found sound, or accepted.
 
-    `proven` is a state of the source that an audit has proven, as the bytes of a checkpoint in base 64; empty without
-    one. `messages` and `totals` are those below it. `gone` says that the journal's end was accepted. `journal_id` is
-    the journal's id, empty if unknown. `lost` are spans [begin, end) whose loss was accepted before they were read.
+    `proven` is a proven state of the source, as the bytes of a checkpoint in base 64; empty if there is none.
+    `messages` and `totals` count the messages below it. `gone` is True if the loss of the journal was accepted.
+    `journal_id` is the journal's id, empty if unknown. `lost` has the unread spans [begin, end) whose loss was
+    accepted.
     """
 
     read_through: int
@@ -73,7 +74,7 @@ class KnownSource:
         return _checkpoint(self.proven).sources.get(journal)
 
     def proves(self, journal: str, offset: int) -> bool:
-        """Return True if the proven state is that at an offset."""
+        """Return True if the proven state is at `offset`."""
         try:
             proven = self.proven_source(journal)
         except CorruptData:
@@ -82,16 +83,16 @@ class KnownSource:
 
 
 def proven_text(journal: str, source: Source) -> str:
-    """Return the text of `KnownSource.proven`."""
+    """Encode a state as `KnownSource.proven`."""
     return base64.b64encode(Checkpoint({journal: source}).to_bytes()).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class KnownShard:
-    """A shard as an audit saw it.
+    """The state of a shard in the last audit that found it sound, or accepted it.
 
-    `record` is the proven checkpoint without its sources and acknowledgements, as bytes in base 64: its identity of the
-    consumer and its last batch. It is empty if unknown.
+    `record` is the proven checkpoint without its sources and acknowledgements, as bytes in base 64: the consumer's
+    identity and its last batch. It is empty if unknown.
     """
 
     fence: int
@@ -99,9 +100,9 @@ class KnownShard:
     record: str = ""
 
     def proven_checkpoint(self) -> Checkpoint:
-        """Return the checkpoint of the proven sources, without acknowledgements, which were found in their journals.
+        """Return a checkpoint with the proven sources. Raises CorruptData.
 
-        Sources that no audit has proven are left out. Raises CorruptData.
+        It has no acknowledgements, because the audit found them in their journals. Unproven sources are omitted.
         """
         sources: dict[str, Source] = {}
         for journal, known in self.sources.items():
@@ -113,7 +114,7 @@ class KnownShard:
         return replace(_checkpoint(self.record), sources=sources)
 
     def restored_to_proven(self) -> KnownShard:
-        """Return it as it was when it was proven, whatever later audits have seen."""
+        """Return the shard with the offsets of its proven state, without the progress that later audits recorded."""
         checkpoint = self.proven_checkpoint()
         sources = {
             journal: replace(self.sources[journal], read_through=source.read_through)
@@ -130,13 +131,13 @@ def _checkpoint(text: str) -> Checkpoint:
 
 
 def record_of(checkpoint: Checkpoint) -> str:
-    """Return the text of `KnownShard.record`."""
+    """Encode a checkpoint as `KnownShard.record`."""
     return base64.b64encode(replace(checkpoint, sources={}, ack_intents={}).to_bytes()).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Earlier audits' knowledge of a consumer. `allowances` are differences of expectations that were accepted."""
+    """The results of a consumer's earlier audits. `allowances` are the accepted differences, by expectation."""
 
     shards: Mapping[str, KnownShard] = field(default_factory=dict)
     allowances: Mapping[str, _Exact] = field(default_factory=dict)
@@ -147,7 +148,7 @@ class Known:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Known:
-        """Return the knowledge in saved content. Raises CorruptData for other content."""
+        """Decode saved content. Raises CorruptData if it is malformed, or of a later format."""
         try:
             known = _KNOWN.validate_json(content)
         except pydantic.ValidationError as error:

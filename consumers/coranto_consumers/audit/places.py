@@ -1,4 +1,4 @@
-"""Places of the memory of consumers' audits: a fragment store, or a folder of this machine."""
+"""Storage for the memory of consumers' audits: a fragment store, or a local folder."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ T = TypeVar("T")
 
 
 def file_name(consumer: str) -> str:
-    """Return the name of the file for a consumer. It holds no character that a store or file system refuses."""
+    """Return the file name for a consumer. It only has characters that all stores and file systems allow."""
     readable = "".join(each if each.isascii() and (each.isalnum() or each in "-_.") else "_" for each in consumer)[:80]
     return f"{readable}-{hashlib.sha256(consumer.encode()).hexdigest()[:12]}.json"
 
 
 def memory_at(place: str, stores: StoreRegistry) -> Memory:
-    """Return the memory at the URL of a fragment store, or else in a folder."""
+    """Return the memory at `place`: the URL of a fragment store, or a folder."""
     return StoreNotes(stores.get(place), place) if "://" in place else FolderMemory(Path(place))
 
 
 class StoreNotes:
-    """Keeps the knowledge of audits in files of a fragment store, next to the records of journals."""
+    """Stores the results of audits in files of a fragment store, next to the audit records of journals."""
 
     def __init__(self, store: FragmentStore, url: str) -> None:
         self.url = url
@@ -51,8 +51,9 @@ class StoreNotes:
 
 
 class FolderMemory:
-    """Keeps the knowledge of audits in files of `folder`. A file changes as a whole. `save` returns once it is on the
-    disk."""
+    """Stores the results of audits in files of `folder`. `save` syncs a file to disk and replaces the old one
+    atomically.
+    """
 
     url = ""
 

@@ -1,6 +1,6 @@
-"""The evidence of a shard whose store is in a recovery log: the files that `coranto shards recover` rebuilt from it.
+"""Evidence of a shard whose store is in a recovery log: the files that `coranto shards recover` rebuilt.
 
-Such a store has no fence in a row, because the author of its log fences it: its fence counts as 0 here.
+The fence of such a store counts as 0: the author of its log is the fence, and no row has one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coranto_consumers.stores.sqlite_file import DATABASE_FILE, WAL_FILE
 
 
 class RecoveredEvidence:
-    """The evidence of one shard's recovered files in `folder`: from a `JsonFileStore` or a `SqliteStore`.
+    """Evidence in the recovered files of one shard in `folder`: of a `JsonFileStore` or a `SqliteStore`.
 
     Queries need a `SqliteStore`. The folder is not changed.
     """
@@ -33,8 +33,7 @@ class RecoveredEvidence:
         return str(self._folder)
 
     def read(self, shards: Sequence[str], queries: Sequence[str]) -> Evidence:
-        """Return the evidence in the files of the one shard. Raises InvalidInput for several shards, or for other
-        files."""
+        """Return the evidence of the shard. Raises InvalidInput for several shards, or if a folder has other files."""
         if len(shards) != 1:
             raise InvalidInput(f"{self._folder} has the files of one shard, not of {len(shards)}", field="shards")
         try:

@@ -1,8 +1,8 @@
-"""An independent replay of a consumer's source: the oracle of an audit for a checkpoint.
+"""Independent replay of a consumer's source: the oracle that an audit compares a checkpoint with.
 
 It reads the journal's messages up to the checkpoint's offset and sequences them one by one, with the reference
-sequencer. Consumers use other forms of the same rule (columns, many tasks, many restarts), so an equal result shows
-that the checkpoint follows from its journal. Memory is bounded: a ring of pending messages, and the state of each
+sequencer. Consumers use other implementations of the same rule (columnar, in parallel tasks, with restarts), so an
+equal result shows that the checkpoint is correct. Memory is bounded: a ring of pending messages, and the state of each
 producer.
 """
 
@@ -41,21 +41,21 @@ class Replayed:
     gaps: list[tuple[int, int]] = field(default_factory=list)
     """Spans [begin, end) without content."""
     acknowledged: set[ProducerId] = field(default_factory=set)
-    """Producers with an acknowledgement behind the last gap. Their state does not depend on earlier messages."""
+    """Producers with an acknowledgement after the last gap. Their state does not depend on earlier messages."""
     returned: set[ProducerId] = field(default_factory=set)
-    """Producers that wrote again after a silence so long that the consumer may have forgotten them."""
+    """Producers that wrote again after the consumer may have pruned their states."""
     corrupt: list[CorruptMessage] = field(default_factory=list)
-    """The first messages that cannot be read."""
+    """The errors of the first unreadable messages."""
     corrupt_count: int = 0
     torn: list[TornMessage] = field(default_factory=list)
-    """The first pieces that appends left which ended within a message."""
+    """The errors of the first torn messages: their appends ended within a message."""
     torn_count: int = 0
     partly_delivered: bool = False
-    """True if the checkpoint was taken amid the delivery of the messages that one acknowledgement commits."""
+    """True if the checkpoint was taken during the delivery of one acknowledgement's messages."""
 
 
 class Replay:
-    """A replay of one journal, from `start` on. `expected` is the checkpoint's state of that journal."""
+    """A replay of one journal, from `start` to the offset of `expected`, the checkpoint's state of the journal."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Replay:
         totals: dict[str, Number] | None = None,
         ring_size: int = DEFAULT_RING_SIZE,
     ) -> None:
-        """`messages` and `totals` are those below `start`."""
+        """`messages` and `totals` count the messages below `start`."""
         self._client = client
         self._framing = framing
         self._journal = journal
@@ -90,7 +90,7 @@ class Replay:
         )
 
     async def run(self) -> Replayed:
-        """Replay. Raises the client's errors, and OffsetJump when content that was pending is gone."""
+        """Run the replay. Raises the client's errors, and OffsetJump if pending messages are gone."""
         found = self._found
         end = self._expected.read_through
         if end > found.begin:
@@ -135,9 +135,9 @@ class Replay:
             totals[measure.name] += measure.of(envelope)
 
     async def _finish_delivery(self) -> None:
-        """Deliver a part of the next acknowledgement's messages if the checkpoint was taken amid their delivery.
+        """Deliver the first messages of the next acknowledgement if the checkpoint was taken during their delivery.
 
-        Such a checkpoint has consumed the first messages that the acknowledgement at its offset commits.
+        Such a checkpoint has consumed only some of the messages that the acknowledgement at its offset commits.
         """
         producer = self._partly_delivered()
         if producer is None:
@@ -158,8 +158,7 @@ class Replay:
                     return
 
     def _partly_delivered(self) -> ProducerId | None:
-        """Return the one producer that is further in the checkpoint than in the replay; None unless there is exactly
-        one."""
+        """Return the only producer that is further in the checkpoint than in the replay. None if there are several."""
         found = self._found.source.producers
         further = [
             producer
@@ -181,7 +180,7 @@ class Replay:
                 yield envelope
 
     async def _chunks(self, begin: int, end: int) -> AsyncGenerator[Chunk]:
-        """Yield content, and record where offsets jump."""
+        """Yield content, and record gaps."""
         expected = begin
         async with contextlib.aclosing(self._client.read(self._journal, begin, end_offset=end)) as chunks:
             async for chunk in chunks:

@@ -22,11 +22,11 @@ from coranto_consumers.audit.replay import Replay, Replayed
 FramingOf = Callable[[pb.JournalSpec], Framing[Any]]
 
 _NAMED: Final = 3
-"""Most producers that a message about differences names."""
+"""The maximum number of spans in a message."""
 
 
 def framing_of(spec: pb.JournalSpec) -> Framing[Any]:
-    """Return the framing of a journal of JSON lines. Raises InvalidInput for another one."""
+    """Return the framing of a journal of JSON lines. Raises InvalidInput for another content type."""
     content_type = value_of(spec.labels, CONTENT_TYPE, JSON_LINES)
     if content_type != JSON_LINES:
         raise InvalidInput(
@@ -48,7 +48,7 @@ class SourceAudit:
 
     findings: list[Finding] = field(default_factory=list)
     known: KnownSource | None = None
-    """The facts to remember if the shard is sound."""
+    """The state to remember if the shard is sound."""
     replayed_bytes: int = 0
     unproven: int = 0
     messages: int = 0
@@ -56,14 +56,14 @@ class SourceAudit:
     totals_problem: str = ""
     """The reason why `totals` do not cover all messages that the consumer has consumed; empty if they do."""
     reset: str = ""
-    """The reset since the last audit; empty if there was none. The consumer repeats or omits messages on purpose."""
+    """The reset since the last audit, which repeats or omits messages on purpose. Empty without one."""
 
     @property
     def has_errors(self) -> bool:
         return any(each.is_error for each in self.findings)
 
     def take(self, other: SourceAudit) -> None:
-        """Become as another one."""
+        """Copy all fields of another audit."""
         for each in fields(self):
             setattr(self, each.name, getattr(other, each.name))
 
@@ -80,15 +80,15 @@ class SourceExtent:
 def released_segments(
     known: Collection[str], sources: Collection[str], journals: Mapping[str, JournalInfo]
 ) -> frozenset[str]:
-    """Return the sources that an earlier audit knew, and that a later checkpoint has rightly dropped.
+    """Return the `known` sources that the checkpoint has dropped legitimately.
 
-    These are segments that do not exist any more, of streams with other segments in the checkpoint: a Spark
-    consumer that has read them forgets them when the stream is truncated.
+    These are deleted segments of streams with other segments in the checkpoint: when a stream is truncated, a Spark
+    consumer drops the segments that it has read.
     """
     missing = set(known) - set(sources) - journals.keys()
     if not missing:
         return frozenset()
-    from coranto.streams.model.stream import stream_of  # That imports much, and is rarely needed.
+    from coranto.streams.model.stream import stream_of  # Imported here: slow, and rarely needed.
 
     streams = {stream_of(journal) for journal in sources} - {""}
     return frozenset(journal for journal in missing if stream_of(journal) in streams)
@@ -108,14 +108,14 @@ class SourceCheck:
     min_offset: int = 0
     deep: bool = True
     accept: bool = False
-    """True if the present state is to be remembered as right."""
+    """True: remember the current state as correct."""
     reset: SourceReset | None = None
     """The reset of this source since the last audit."""
 
     async def run(self, info: JournalInfo | None) -> SourceAudit:
-        """Audit. `info` is the journal as it is listed, None if it does not exist. Never raises CorantoError."""
+        """Run the audit. `info` is the journal; None if it does not exist. Never raises CorantoError."""
         if self.reset is not None:
-            # What earlier audits know is of the position before. The state is proven from the journal's beginning.
+            # Earlier audits proved the position before the reset, so replay from the journal's beginning.
             audit = await replace(self, known=None, reset=None).run(info)
             self._find(audit, Kind.CHECKPOINT_RESET, f"{self.reset} on purpose", Severity.INFO)
             audit.reset = str(self.reset)
@@ -142,7 +142,7 @@ class SourceCheck:
         audit.findings.append(Finding(kind, severity, self.shard, message, {"journal": self.journal, **facts}))
 
     def _ended(self, audit: SourceAudit, kind: Kind, message: str, **facts: Any) -> None:
-        """Judge a source that cannot be read on, because the journal that was read does not exist any more."""
+        """Report a source whose journal does not exist any more, unless its loss was accepted."""
         known, through, journal_id = self.known, self.expected.read_through, self.expected.journal_id
         messages, totals, counted = 0, dict[str, Number](), False
         if known is not None:
@@ -205,13 +205,13 @@ class SourceCheck:
 
     @staticmethod
     def _is_same(known: KnownSource, info: JournalInfo, extent: SourceExtent) -> bool:
-        """Return True unless an audit knows another journal of this name. The head may have fallen since."""
+        """Return True unless the last audit saw another journal of this name. The head may have fallen since."""
         return known.create_revision == 0 or same_journal(
             known.create_revision, known.journal_id, 0, info.create_revision, extent.journal_id
         )
 
     def _has_content_of(self, known: KnownSource, replayed: Replayed) -> bool:
-        """Return True if a journal that was replayed from its beginning has all that an audit has proven of another."""
+        """Return True if a replay from the journal's beginning has all acknowledgements of the proven state."""
         try:
             proven = known.proven_source(self.journal)
         except CorruptData:
@@ -227,9 +227,9 @@ class SourceCheck:
     async def _compare(
         self, audit: SourceAudit, info: JournalInfo, extent: SourceExtent, known: KnownSource | None
     ) -> Replayed | None:
-        """Compare the checkpoint with a journal, and with the knowledge about it. Return the replay, if there was one.
+        """Compare the checkpoint with the journal, and with earlier audits. Return the replay, if there was one.
 
-        If `known` is of an earlier journal whose end was accepted, that journal's messages count, too.
+        If `known` is of an earlier journal whose loss was accepted, that journal's messages count, too.
         """
         through, first = self.expected.read_through, extent.first
         usable = known if known is not None and not known.gone else None
@@ -275,7 +275,7 @@ class SourceCheck:
         )
         audit.known = now
         if usable is not None and through >= usable.read_through:
-            # A cheap audit proves nothing, and forgets nothing.
+            # A cheap audit keeps the proven state.
             audit.known = replace(
                 now,
                 proven=usable.proven,
@@ -333,7 +333,7 @@ class SourceCheck:
         audit.replayed_bytes = expected.read_through - replayed.begin
         audit.messages, audit.totals = replayed.messages, replayed.totals
         if self.accept:
-            audit.totals_problem = ""  # Other content of the tables is accepted as a difference.
+            audit.totals_problem = ""  # Differences of the tables are accepted.
         elif replayed.gaps:
             audit.totals_problem = f"content of {self.journal} is gone at {_spans(replayed.gaps)}"
         elif base is None and not complete:
@@ -351,7 +351,7 @@ class SourceCheck:
         return replayed
 
     def _base(self, audit: SourceAudit, usable: KnownSource | None, first: int) -> Source | None:
-        """Return a proven state to begin from: one below the checkpoint, with all measures."""
+        """Return the proven state to replay from, or None. It has all measures, and is not after the checkpoint."""
         if usable is None:
             return None
         try:
@@ -368,7 +368,7 @@ class SourceCheck:
             return None
         through = self.expected.read_through
         if base.read_through < min(first, through) and not uncovered(usable.lost, base.read_through, first):
-            return replace(base, read_through=min(first, through))  # The consumer has passed over the rest.
+            return replace(base, read_through=min(first, through))  # The loss of the rest was accepted.
         return base if min(first, through) <= base.read_through <= through else None
 
 

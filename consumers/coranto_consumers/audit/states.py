@@ -27,17 +27,17 @@ class Comparison:
 
     differences: Sequence[Difference] = ()
     unproven: int = 0
-    """Producers whose states could not be compared, because content that decides about them is gone."""
+    """The number of producers that could not be compared: their content is gone, or their states may be pruned."""
     beginnings_gone: dict[ProducerId, int] = field(default_factory=dict)
-    """Producers with an open transaction whose first messages are gone, and the offset where it began."""
+    """The begin offsets of open transactions whose first messages are gone, by producer."""
 
 
 def compare(expected: Source, replayed: Replayed, *, complete: bool, first_offset: int) -> Comparison:
-    """Compare a checkpoint's source with the replay of it.
+    """Compare a checkpoint's source with its replay.
 
-    `complete` says that the replay began where the consumer did, or at a state known to be right. Otherwise, and behind
-    gaps, the replay does not know earlier messages. It then knows the state of the producers with an acknowledgement
-    since. `first_offset` is the current content's.
+    `complete` is True if the replay began where the consumer began, or at a proven state. Otherwise, and after gaps,
+    earlier messages are unknown, and the replay only has the states of producers with a later acknowledgement.
+    `first_offset` is the begin offset of the journal's content.
     """
     differences: list[Difference] = []
     gone: dict[ProducerId, int] = {}

@@ -1,4 +1,4 @@
-"""The comparison of a consumer's tables with its committed messages, by the expectations of a user. Pure."""
+"""Comparison of a consumer's tables with its committed messages, by a user's expectations. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def compare_tables(
     accept: bool,
     resets: Sequence[str] = (),
 ) -> tuple[list[Finding], dict[str, Number]]:
-    """Compare the results of queries with the replay. Return findings, and the differences to allow later.
+    """Compare the results of queries with the replay. Return the findings, and the differences to allow from now on.
 
-    `totals` has the sum of each measure, and `problems` say why the sums are incomplete. With `accept`, the current
-    differences are allowed. `resets` say where the consumer repeats or omits messages on purpose, so that the tables
-    may have other sums.
+    `totals` has the sum of each measure, and `problems` the reasons why sums are incomplete. With `accept`, the current
+    differences are allowed. `resets` are moves that repeat or omit messages on purpose: the tables may then have
+    other sums.
     """
     findings: list[Finding] = []
     allowed = dict(allowances)

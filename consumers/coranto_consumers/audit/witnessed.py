@@ -1,6 +1,7 @@
-"""The memory of a consumer's audits in a fragment store, with its SHA-256 at brokers (`coranto.audit.witness`).
+"""Memory of a consumer's audits in a fragment store, with its SHA-256 at brokers (`coranto.audit.witness`).
 
-So deletion or rollback of the memory is detected. Concurrent audits write one file, and each may have been the last.
+The SHA-256 reveals a deleted or restored memory. Concurrent audits write the same file, so the last content may be of
+any of them.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from coranto.errors import CorruptData
 from coranto_consumers.audit.memory import Memory
 
 _KEPT_ANNOUNCED = 8
-"""The number of announced contents that are kept although their audits may have died."""
+"""The maximum number of unconfirmed contents that stay announced. Their audits may have died."""
 
 
 class WitnessedMemory:
-    """The memory of one consumer. It saves nothing over content that contradicts the witness, unless told to."""
+    """The memory of one consumer. `load` compares the content with the witness; `save` replaces it unconditionally."""
 
     def __init__(self, memory: Memory, witness: Witness) -> None:
         self.url = memory.url
@@ -23,10 +24,10 @@ class WitnessedMemory:
         self._seen: str | None = None
 
     async def load(self, name: str) -> bytes | None:
-        """Return the content. Raises CorruptData if it is not the last one, as far as the witness knows."""
+        """Return the content. Raises CorruptData if it contradicts the witness."""
         statement = await self._witness.read()
         content = await self._memory.load(name)
-        while (again := await self._witness.read()) != statement:  # Another audit saves right now.
+        while (again := await self._witness.read()) != statement:  # Another audit is saving.
             statement, content = again, await self._memory.load(name)
         self._seen = sum_of(content) if content is not None else None
         if statement is not None:
@@ -49,7 +50,7 @@ class WitnessedMemory:
             )
 
     async def save(self, name: str, content: bytes) -> None:
-        """Keep `content` in place of the loaded content."""
+        """Replace the loaded content with `content`."""
         file = WitnessedFile(sum_of(content), sum_of(content))
         before = await self._witness.read()
         if before is None:

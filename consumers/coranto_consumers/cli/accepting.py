@@ -1,4 +1,4 @@
-"""`coranto consumer accept-journals`: a consumer continues at its offsets in journals with earlier ones' content."""
+"""`coranto consumer accept-journals`: continue in journals that were recreated with the same content."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def accept_journals(
     consumer: Consumer = None,
     endpoint: Endpoint = None,
 ) -> None:
-    """Accept sources that were deleted and created again with the content that they had.
+    """Accept sources that were deleted and recreated with the same content.
 
-    Only use it if each JOURNAL has the same content as before up to the consumer's offset: it was created again over
-    its stored fragments, or recovered. The consumer then continues at its offset.
+    Only use it if each JOURNAL has the same content as before up to the consumer's offset: it was recreated over its
+    stored fragments, or recovered. The consumer then continues at its offset.
 
-    With a store in SQL or Iceberg the checkpoint is changed, and a running consumer is fenced off. Without one, NAME is
-    a shard of --consumer, such as one with a recovery log: it gets a label with the ids of the present journals, and
-    starts again if it has failed.
+    With --store (SQL or Iceberg), the checkpoint is changed, and a running consumer is fenced off. Without it, NAME is
+    a shard of --consumer, such as a shard with a recovery log: it gets a label with the ids of the current journals,
+    and is restarted if it has failed.
     """
     if store is not None and consumer is None:
         _accept_in_store(store, name, journals)
@@ -70,7 +70,7 @@ def _accept_in_store(store: str, name: str, journals: Sequence[str]) -> None:
 
 
 async def _present_ids(client: JournalClient, journals: Sequence[str]) -> dict[str, str]:
-    """Return the ids of journals. Raises InvalidInput for one that is not there or has none, and Unavailable."""
+    """Return the ids of journals. Raises InvalidInput if a journal does not exist or has no id, and Unavailable."""
     found = (await client.heads(labels.label_selector(include=[(labels.NAME, name) for name in journals]))).by_name
     for name in journals:
         if name not in found:

@@ -1,4 +1,4 @@
-"""Arguments and options that commands for consumers share. It imports little, because quick commands use it."""
+"""Shared arguments and options of consumer commands. It has few imports, so that commands start fast."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 _STORE = typer.Option(
     "--store",
     envvar="CORANTO_STORE_URL",
-    help="URL of the consumer's store in SQL, or iceberg://CATALOG/namespace.table. Lists of processes show options: "
+    help="URL of the consumer's store in SQL, or iceberg://CATALOG/namespace.table. Process lists show options: "
     "use $CORANTO_STORE_URL for passwords.",
     show_default=False,
 )
@@ -19,7 +19,7 @@ ConsumerName = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="A Spark consumer's name, a shard's full name in the store, or module:App for all shards of one.",
+        help="A Spark consumer's name, a shard's full name in the store, or module:App for all its shards.",
     ),
 ]
 Consumer = Annotated[

@@ -49,8 +49,8 @@ Remembered = Annotated[
     typer.Option(
         "--memory",
         envvar="CORANTO_AUDIT_MEMORY",
-        help="Store URL or folder of what earlier audits know. Without it, a checkpoint that was set back may not be "
-        "noticed.",
+        help="Store URL or folder with the results of earlier audits. Without it, a checkpoint that was set back may "
+        "not be noticed.",
         show_default=False,
     ),
 ]
@@ -63,7 +63,7 @@ Expected = Annotated[
     ),
 ]
 Prefix = Annotated[
-    str | None, typer.Option("--etcd-prefix", help="Where the keys of module:App's shards are.", show_default=False)
+    str | None, typer.Option("--etcd-prefix", help="Prefix of the keys of module:App's shards.", show_default=False)
 ]
 Etcd = Annotated[
     str | None,
@@ -91,17 +91,17 @@ def audit(
     memory: Remembered = None,
     cheap: Annotated[bool, typer.Option("--cheap", help="Do not replay sources. Finds less.")] = False,
     accept: Annotated[
-        bool, typer.Option("--accept", help="Report the findings, and accept the present state from now on.")
+        bool, typer.Option("--accept", help="Report the findings, and accept the current state from now on.")
     ] = False,
     prefix: Prefix = None,
     etcd: Etcd = None,
     output: Annotated[Format, typer.Option("--output", "-o", help="`json` is a report for programs.")] = Format.TABLE,
     endpoint: Endpoint = None,
 ) -> None:
-    """Compare a consumer's checkpoints, fences and tables with its journals. Ends with code 1 if something is wrong.
+    """Compare a consumer's checkpoints, fences and tables with its journals. Exits with code 1 if it finds errors.
 
-    It replays the sources up to the checkpoint, from where the last audit in --memory ended or from their beginnings.
-    It changes nothing in the store, and the consumer may keep running.
+    It replays the sources up to the checkpoint, from the end of the last audit in --memory or from their beginnings.
+    It changes nothing in the store, and the consumer may be running.
     """
     if output is Format.YAML:
         raise InvalidInput("a report is printed as `table` or `json`", field="--output")
@@ -122,7 +122,7 @@ def audit(
 
 @dataclass(frozen=True, slots=True)
 class AuditTarget:
-    """The consumer that a command audits, with the options of that name. `store` is a URL or a recovered folder."""
+    """The consumer to audit, and the options of the command. `store` is a URL, or a folder of recovered files."""
 
     name: str
     store: str | Path
@@ -132,7 +132,7 @@ class AuditTarget:
     etcd: str | None
 
     async def check(self, client: JournalClient, *, deep: bool = True, accept: bool = False) -> ConsumerCheck:
-        """Return the check of this consumer. Raises InvalidInput for options that name nothing."""
+        """Return the check of this consumer. Raises InvalidInput for invalid options, and if no shard exists."""
         expectations = [parse_expectation(each) for each in self.expect]
         shards = [self.name]
         framings: FramingOf = framing_of
@@ -167,7 +167,7 @@ def _evidence(store: str | Path) -> RecoveredEvidence | SqlEvidence | IcebergEvi
     if isinstance(store, Path):
         return RecoveredEvidence(store)
     if store.startswith(ICEBERG):
-        from coranto_consumers.audit.iceberg import IcebergEvidence  # It takes the extra `lake`.
+        from coranto_consumers.audit.iceberg import IcebergEvidence  # Needs the extra `lake`.
         from coranto_consumers.stores.iceberg.urls import IcebergHome
 
         return IcebergEvidence(IcebergHome.at(store))

@@ -1,4 +1,4 @@
-"""`coranto consumer compare`: what two consumers have made of the same input, table by table."""
+"""`coranto consumer compare`: compare the tables of two consumers of the same input."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ def compare(
         list[str] | None, typer.Option("--ignore", help="Column to leave out. May be repeated.", show_default=False)
     ] = None,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", min=0, help="By how much floats may differ, relatively or absolutely.")
+        float, typer.Option("--tolerance", min=0, help="Maximum difference of floats, relative or absolute.")
     ] = 0.0,
     examples: Annotated[
         int, typer.Option("--examples", min=0, help="Maximum number of examples of each difference.")
     ] = 10,
     output: Annotated[Output, typer.Option("--output", "-o")] = Output.TABLE,
 ) -> None:
-    """Compare two tables by key: rows, sums of columns, keys that only one has, and values that differ.
+    """Compare two tables by key: rows, sums of columns, keys in only one table, and values that differ.
 
-    The exit code is 0 if both have rows, and the same ones, and 1 if not or if one could not be read whole.
+    The exit code is 0 if the tables are equal and not empty. It is 1 otherwise, or if a table could not be read
+    completely.
     """
     found = compare_tables(
         table_at(store, left),

@@ -28,4 +28,4 @@ app = typer.Typer(
     cls=lazy_group({name: LazyCommand(home) for name, home in _HOMES.items()}),
     no_args_is_help=True,
 )
-app.callback()(lambda: None)  # Without one, typer makes no group of a Typer that has no commands yet.
+app.callback()(lambda: None)  # Without a callback, typer creates no group for a Typer without commands.

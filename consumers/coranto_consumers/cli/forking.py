@@ -1,4 +1,4 @@
-"""`coranto consumer fork`, `fork-status`, `promote` and `drop-fork`: a changed application next to the old one."""
+"""`coranto consumer fork`, `fork-status`, `promote` and `drop-fork`: run a changed application next to the old one."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def fork(
         typer.Option("--table", metavar="TABLE=COPY", help="Table to copy with the checkpoint. May be repeated."),
     ] = None,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="Let it read all of its forks, without a checkpoint.")
+        bool, typer.Option("--from-beginning", help="Read the forks from their beginnings, without a checkpoint.")
     ] = False,
     at_checkpoint: Annotated[
-        bool, typer.Option("--at-checkpoint", help="Fork journals where the checkpoint is, not at their heads.")
+        bool, typer.Option("--at-checkpoint", help="Fork journals at the checkpoint's offsets, not at their heads.")
     ] = False,
     same_labels: Annotated[
         bool,
@@ -64,8 +64,8 @@ def fork(
 ) -> None:
     """Fork the journals that a consumer has read, and its checkpoint with them, under a new name.
 
-    So a changed application can run over the same input as the old one, into its own tables. If the command is
-    interrupted, run it again: it continues. It prints what to do next.
+    A changed application can then process the same input as the old one, into its own tables. If the command is
+    interrupted, run it again: it continues. It prints the next steps.
     """
     opened = SqlStore(store)
     tables = dict(_pair(text) for text in table or ())
@@ -125,13 +125,13 @@ def fork_status(name: Forked, store: Store, endpoint: Endpoint = None) -> None:
 def promote(
     name: Forked,
     store: Store,
-    new: Annotated[str, typer.Option("--as", help="The new name for continuing.", show_default=False)],
+    new: Annotated[str, typer.Option("--as", help="The new name of the consumer.", show_default=False)],
     endpoint: Endpoint = None,
 ) -> None:
     """Let a forked consumer continue with the live journals, at its position, with its own tables, under a new name.
 
-    That is refused if it has read content of its forks alone. Under the forked consumer's name, no process commits or
-    starts any more. The original consumer, the forks and all tables stay as they are.
+    It fails if the consumer has read content that only its forks have. The forked consumer's name is retired: no
+    process can commit or start under it. The original consumer, the forks and all tables stay as they are.
     """
     opened = SqlStore(store)
     offsets = with_client(endpoint, lambda client: promote_consumer(client, opened, name, new))
@@ -150,7 +150,7 @@ def drop_fork(
     ] = None,
     endpoint: Endpoint = None,
 ) -> None:
-    """Delete the forks of a consumer. It never runs again. No table is dropped unless named."""
+    """Delete a forked consumer's forks, and retire the consumer. Only tables named with --table are dropped."""
     opened = SqlStore(store)
     gone: Mapping[str, Sequence[str]] = with_client(
         endpoint, lambda client: drop_consumer(client, opened, name, tables=table or ())

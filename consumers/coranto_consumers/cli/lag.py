@@ -27,7 +27,7 @@ def lag(
     store: StoreOrNone = None,
     interval: Annotated[
         float,
-        typer.Option("--interval", min=0, help="Measure twice, this many seconds apart, and show how fast it reads."),
+        typer.Option("--interval", min=0, help="Measure twice, this many seconds apart, and show the read rate."),
     ] = 0.0,
     consumer: Consumer = None,
     output: Annotated[Output, typer.Option("--output", "-o")] = Output.TABLE,
@@ -35,9 +35,9 @@ def lag(
 ) -> None:
     """Show how far a consumer is behind: positions, heads, and the bytes and messages in between.
 
-    MESSAGES begins with ~ if it follows from the size of the first ones. AGE is the age of the first unread message,
-    and WRITTEN/S the bytes per second that were written since. Without a store, NAME is a shard of --consumer, such as
-    one with a recovery log.
+    MESSAGES begins with ~ if it is estimated from the size of the first messages. AGE is the age of the first unread
+    message, and WRITTEN/S the bytes per second that were written since. Without a store, NAME is a shard of --consumer,
+    such as a shard with a recovery log.
     """
 
     async def work(client: JournalClient) -> tuple[list[JournalLag], dict[str, float]]:
@@ -63,7 +63,7 @@ def lag(
 
 
 def print_lags(name: str, lags: Sequence[JournalLag], read: Mapping[str, float]) -> None:
-    """Print the lag of a consumer in each journal, and their sum. `read` has rates, if they were measured."""
+    """Print the lag of a consumer in each journal, and the total. `read` has the measured read rates, if any."""
     columns = ["JOURNAL", "POSITION", "HEAD", "BEHIND", "MESSAGES", "AGE", "WRITTEN/S", *(["READ/S"] if read else [])]
     print_table([*columns, ""], [_row(each, read) for each in lags])
     behind = sum(each.behind or 0 for each in lags)
@@ -83,7 +83,7 @@ async def _position(name: str, store: str | None, consumer: str | None) -> tuple
 
 
 async def _position_of_shard(name: str, consumer: str | None) -> Mapping[str, int]:
-    from coranto_consumers.cli.shards import consumer_client  # A store needs no client of shards.
+    from coranto_consumers.cli.shards import consumer_client  # Not needed with a store.
 
     async with consumer_client(consumer) as client:
         shard = next((each for each in await client.list(f"id={name}")), None)

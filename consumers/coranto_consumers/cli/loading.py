@@ -28,9 +28,9 @@ def load_application(target: str) -> Application[Any]:
 
 
 def load_here(target: str) -> Any:
-    """Return the object `module:name`, or its result if it is called. Modules of the current folder are found too.
+    """Return the object `module:name`. A class or a function is called, and its result returned.
 
-    Raises InvalidInput.
+    Modules of the current folder are found too. Raises InvalidInput.
     """
     here = str(Path.cwd())
     if here not in sys.path:

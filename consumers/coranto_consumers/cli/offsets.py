@@ -13,9 +13,10 @@ from coranto_consumers.stores.reading import read_checkpoint
 
 
 def offsets(name: ConsumerName, store: Store) -> None:
-    """Print the offsets through which a consumer has committed, as JSON.
+    """Print the offsets of a consumer's checkpoint as JSON.
 
-    `coranto journals read --as-of FILE` and `coranto journals manifest --as-of FILE` give the content of that moment.
+    `coranto journals read --as-of FILE` and `coranto journals manifest --as-of FILE` show the content up to these
+    offsets.
     """
     found = read_checkpoint(store, name)
     if found is None or not found.checkpoint.sources:

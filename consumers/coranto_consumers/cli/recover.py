@@ -1,4 +1,4 @@
-"""`coranto consumer recover plan` and `apply`: a consumer's store and shards, from damage to a verified repair."""
+"""`coranto consumer recover plan` and `apply`: plan, repair and verify a consumer's store and shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app = typer.Typer(
 Process = Annotated[
     str | None,
     typer.Option(
-        "--consumer", help="Also failed shards: any process of the consumer, as host:port.", show_default=False
+        "--consumer", help="Repair failed shards, too: any process of the consumer, as host:port.", show_default=False
     ),
 ]
 
@@ -58,7 +58,7 @@ def plan(
 ) -> None:
     """Find damage, and print the steps in order, permanent losses, and the plan's hash.
 
-    Repairs nothing. Give --memory and --expect as to `audit`. Ends with code 1 if there is something to approve.
+    Repairs nothing. Give --memory and --expect as for `audit`. Exits with code 1 if there is something to approve.
     """
     target = AuditTarget(name, store, expect or (), memory, prefix, etcd)
 
@@ -81,7 +81,7 @@ def apply(
     etcd: Etcd = None,
     endpoint: Endpoint = None,
 ) -> None:
-    """Carry out the plan of this hash, and verify the result. Give the same options as to `plan`.
+    """Carry out the plan with this hash, and verify the result. Give the same options as for `plan`.
 
     If the damage has changed since, nothing is done and the current plan is printed. An interrupted recovery is safe:
     make a plan of the remaining steps.

@@ -27,23 +27,25 @@ from coranto_consumers.stores.reading import read_checkpoint
 
 _OPTION = "--to"
 _SHORTEST_TIME = 9
-"""The digits of the smallest number that is taken for Unix seconds."""
+"""The minimum number of digits of Unix seconds."""
 
 Journals = Annotated[
     list[str] | None,
     typer.Option(
-        "--journal", help="Only this journal. May be repeated. Default: all that it has read.", show_default=False
+        "--journal",
+        help="Only this journal. May be repeated. Default: all journals in the checkpoint.",
+        show_default=False,
     ),
 ]
 Sources = Annotated[
     str,
     typer.Option(
         "--sources",
-        help="Label selector of the consumer's journals: also those that it has not begun. A new consumer needs it.",
+        help="Label selector of the consumer's journals, to include unread ones. A new consumer needs it.",
         show_default=False,
     ),
 ]
-Sure = Annotated[bool, typer.Option("--yes", help="Do not ask. Scripts need it.")]
+Sure = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation. Required in scripts.")]
 To = Annotated[
     str,
     typer.Option(
@@ -66,9 +68,9 @@ def reset(
 ) -> None:
     """Move a consumer to other positions, so that it repeats or omits messages. Asks before it changes anything.
 
-    It prints what will be repeated or omitted. A running instance is fenced off, and ends with the reason; started
-    again, the consumer continues from the new positions. Its tables stay as they are. A transaction that is open at a
-    position is delivered as a whole once it is acknowledged. With --sources, a consumer that never ran begins there.
+    It prints what will be repeated or omitted. A running instance is fenced off, and exits with the reason. When
+    restarted, the consumer continues from the new positions. Its tables stay as they are. A transaction that is open at
+    a position is delivered as a whole once it is acknowledged. With --sources, a new consumer begins at the positions.
     """
     _move(name, store, parse_target(to), journal or (), sources, endpoint, sure=yes, only_forward=False)
 
@@ -84,17 +86,17 @@ def skip(
 ) -> None:
     """Move a consumer forward only, so that it omits messages. Asks before it changes anything.
 
-    As `reset`, but it moves no journal back, so that nothing is repeated. To omit a message, skip behind the
+    Like `reset`, but it moves no journal back, so that nothing is repeated. To omit a message, skip past the
     acknowledgement of its transaction.
     """
     _move(name, store, parse_target(to), journal or (), sources, endpoint, sure=yes, only_forward=True)
 
 
 def begin_at(name: str, to: str, store: str, sources: str, endpoint: str | None) -> None:
-    """Give a consumer that never ran its first positions in the journals of a selector. Raises as `reset`.
+    """Set the first positions of a new consumer in the journals of a selector. Raises as `reset`.
 
-    `to` is as for `reset`. A consumer that has raised its fence once continues, also if it has read nothing yet:
-    otherwise a restart could omit messages.
+    `to` is as for `reset`. Does nothing if the consumer has ever raised its fence, even if it has read nothing yet:
+    otherwise, a restart could omit messages.
     """
     target = parse_target(to, "--start")
     if target == EARLIEST or read_checkpoint(store, name) is not None:
@@ -108,7 +110,7 @@ def begin_at(name: str, to: str, store: str, sources: str, endpoint: str | None)
 
 
 def parse_target(text: str, option: str = _OPTION) -> Target:
-    """Return the positions that an option names. Raises InvalidInput."""
+    """Parse the value of an option that sets positions. Raises InvalidInput."""
     if text in (EARLIEST, LATEST):
         return text
     path = Path(text)

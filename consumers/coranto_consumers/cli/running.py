@@ -49,17 +49,17 @@ def run(
         str,
         typer.Option(
             "--trigger-interval",
-            help="Least time between two transactions of a consumer that has caught up, such as 10s.",
+            help="Minimum time between two transactions of a consumer that has caught up, such as 10s.",
         ),
     ] = "0s",
     until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="Process what there is now, and exit.")
+        bool, typer.Option("--until-caught-up", help="Process all current messages, and exit.")
     ] = False,
     start: Annotated[
         str,
         typer.Option(
             "--start",
-            help="Where a consumer that never ran begins: `earliest`, `latest`, a time or offsets, as for "
+            help="First position of a new consumer: `earliest`, `latest`, a time or offsets, as for "
             "`coranto consumer reset --to`.",
         ),
     ] = EARLIEST,
@@ -85,14 +85,14 @@ def run(
         int, typer.Option(help="Port for Prometheus metrics, on all interfaces; 0: none.", min=0, max=65535)
     ] = 0,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines of JSON.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log JSON lines.")] = False,
     endpoint: Endpoint = None,
 ) -> None:
     """Run a Spark consumer until it is stopped.
 
-    APPLICATION is `module:name`: a coranto_consumers.spark.SparkApplication, or what makes one. Modules of the current
-    folder are found too. At SIGTERM or an interrupt, the consumer completes its transaction and exits with 0. The exit
-    code is 1 after an error, and when another instance of the same name has started.
+    APPLICATION is `module:name`: a coranto_consumers.spark.SparkApplication, or a class or function that returns one.
+    Modules of the current folder are found too. At SIGTERM or an interrupt, the consumer completes its transaction and
+    exits with 0. The exit code is 1 after an error, and when another instance of the same name has started.
     """
     configure_logging(log_level, json_lines=log_json)
     made = load_spark_application(application)

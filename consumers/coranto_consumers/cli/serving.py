@@ -23,11 +23,11 @@ def serve(
     application: Annotated[str, typer.Argument(metavar="module:App")],
     endpoint: Endpoint = None,
 ) -> None:
-    """Process the shards of an application until told to stop.
+    """Process the shards of an application until it is stopped.
 
-    APPLICATION is `module:App`: a coranto_consumers.runtime.application.Application, or what makes one. Settings
-    without an option come from the environment (CORANTO_CONSUMER_<NAME>), then from the file. Give keys of tokens in
-    CORANTO_CONSUMER_AUTH_KEYS: others could see an option.
+    APPLICATION is `module:App`: a coranto_consumers.runtime.application.Application, or a class or function that
+    returns one. Settings without an option come from the environment (CORANTO_CONSUMER_<NAME>), then from the file.
+    Give keys of tokens in CORANTO_CONSUMER_AUTH_KEYS: process lists show options.
     """
     settings = configuration.settings
 

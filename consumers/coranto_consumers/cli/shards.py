@@ -61,11 +61,11 @@ Selector = Annotated[
 def list_shards(
     selector: Selector = "",
     output: Annotated[Format, typer.Option("--output", "-o", help="`yaml` is what `apply` reads.")] = Format.TABLE,
-    lag: Annotated[bool, typer.Option("--lag", help="Also show how far behind shards are (asks for each).")] = False,
+    lag: Annotated[bool, typer.Option("--lag", help="Also show the lag of shards (one request for each).")] = False,
     consumer: Consumer = None,
     endpoint: Endpoint = None,
 ) -> None:
-    """List shards. The lag of a source is its content that no completed transaction has read yet."""
+    """List shards. The lag of a source is the size of its content that no completed transaction has read yet."""
 
     async def work(client: ShardClient) -> None:
         shards = await client.list(selector)
@@ -89,7 +89,7 @@ def list_shards(
 @app.command("apply")
 @with_numbers(changes=BATCH_CHANGES)
 def apply(
-    specs: Annotated[str, typer.Option("--specs", help="File with shard specs as YAML, or - for input.")],
+    specs: Annotated[str, typer.Option("--specs", help="File with shard specs as YAML, or - for standard input.")],
     dry_run: DryRun = False,
     check: Check = False,
     update: Update = False,
@@ -98,13 +98,13 @@ def apply(
     consumer: Consumer = None,
     endpoint: Endpoint = None,
 ) -> None:
-    """Create, update and delete shards as YAML says.
+    """Create, update and delete shards from YAML.
 
-    A shard's `revision` is the one that it must be at: 0 or none creates it, -1 takes it as it is. The journals that
-    shards are to read must exist.
+    A shard's `revision` is its expected revision: 0 or none creates the shard, -1 accepts any revision. The source
+    journals of shards must exist.
 
-    Up to {changes} changes are one transaction: all or none. More take several, deletions last. After an interruption,
-    apply the same document again: it continues with the rest.
+    Up to {changes} changes are one transaction: all or none. More changes take several, deletions last. After an
+    interruption, apply the same document again: it continues with the rest.
     """
     changes = read_document(specs, parse_shards, SHARDS.plural, "shards")
     options = ApplyOptions(dry_run, check, update, prune, max_txn_size)
@@ -115,8 +115,7 @@ def apply(
 def edit(selector: Selector = "", consumer: Consumer = None, endpoint: Endpoint = None) -> None:
     """Edit the specs of shards in $CORANTO_EDITOR, $EDITOR or vi, and apply the saved text.
 
-    Rejected text is opened again with the reason on top. Nothing happens if the text is unchanged or
-    empty.
+    Rejected text is opened again with the reason on top. Nothing happens if the text is unchanged or empty.
     """
 
     async def fetch(client: ShardClient) -> Sequence[pc.ListResponse.Shard]:
@@ -144,8 +143,9 @@ def unassign(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
     consumer: Consumer = None,
 ) -> None:
-    """Take shards from the processes that run them, or that they failed in. They are reassigned, and start over from
-    their checkpoints.
+    """Unassign shards from the processes that run them, or where they failed.
+
+    They are reassigned, and restart from their checkpoints.
     """
     if bool(shards) == (selector is not None):
         raise typer.BadParameter("name shards, or select some with --selector", param_hint="SHARD")
@@ -173,10 +173,10 @@ def prune(
     consumer: Consumer = None,
     endpoint: Endpoint = None,
 ) -> None:
-    """Remove fragments of recovery logs that no hints lead to, neither a primary's nor a backup.
+    """Remove fragments of recovery logs that no hints reference, neither a primary's nor a backup's.
 
-    Nothing of a log is removed while one of its shards has not stored all of its hints yet. Works from here, with the
-    stores' credentials of this process.
+    Nothing of a log is removed until all of its shards have stored all of their hints. This process deletes the
+    fragments, with its own credentials for the stores.
     """
 
     async def work(client: ShardClient) -> list[Pruned]:
@@ -200,11 +200,11 @@ def prune(
 @app.command("recover")
 def recover(
     shard: Annotated[str, typer.Argument(metavar="SHARD", help="The shard.", show_default=False)],
-    folder: Annotated[Path, typer.Option("--dir", help="Where its files go: a new or an empty folder.")],
+    folder: Annotated[Path, typer.Option("--dir", help="New or empty folder for the files.")],
     consumer: Consumer = None,
     endpoint: Endpoint = None,
 ) -> None:
-    """Rebuild the files of a shard's store from its recovery log, and leave the shard as it is."""
+    """Rebuild the files of a shard's store from its recovery log. The shard does not change."""
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"{folder} is not empty; name a new or an empty folder", field="--dir")
 
@@ -289,7 +289,7 @@ def with_consumer(consumer: str | None, work: Callable[[ShardClient], Awaitable[
 
 @contextlib.asynccontextmanager
 async def consumer_client(consumer: str | None) -> AsyncIterator[ShardClient]:
-    """Give a client of the consumer with a process at an address; without one, of the cluster's only consumer."""
+    """Yield a client of the consumer with a process at an address, or of the cluster's only consumer."""
     endpoint = consumer or await find_consumer(timeout=CONSUMER_TIMEOUT, waiting=_report_waiting)
     async with ShardClient(ClientConfig.from_environment(endpoint, retry_timeout=RETRY_TIMEOUT)) as client:
         yield client

@@ -1,4 +1,4 @@
-"""`coranto table run|status|check`: messages become rows of a table, without code."""
+"""`coranto table run|status|check`: write messages to a table, without code."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="File of the table, i
 @app.command("run")
 def run(
     file: File,
-    once: Annotated[bool, typer.Option("--once", help="End when all present messages are in the table.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Exit when all current messages are in the table.")] = False,
     accept_changes: Annotated[
         str,
         typer.Option(
             "--accept-changes",
-            help="The code that confirms another input or store than before. The error names it.",
+            help="The code that confirms a changed input or store. The error message has it.",
             show_default=False,
         ),
     ] = "",
@@ -43,8 +43,8 @@ def run(
 ) -> None:
     """Write the messages of journals or a stream to a table, each once, until Ctrl-C or SIGTERM.
 
-    The table's store keeps the position. So it may be interrupted at any moment, and started again. If it is started
-    twice, the later process continues, and the earlier one ends.
+    The table's store keeps the position, so the command may be interrupted and restarted at any time. If it is started
+    twice, the later process continues, and the earlier one exits.
     """
     spec = _spec(file)
     from coranto_consumers.outputs.identity import checked_codes
@@ -67,9 +67,9 @@ def status(
     output: Annotated[Output, typer.Option("--output", "-o", help="Output format.")] = Output.TABLE,
     endpoint: Endpoint = None,
 ) -> None:
-    """Show how far a table is: the position in each journal, and the bytes behind it, the rows and the last commit.
+    """Show a table's progress: the position in each journal, the unread bytes, the rows and the last commit.
 
-    `coranto consumer lag` shows the messages behind each position, and their age.
+    `coranto consumer lag` shows the unread messages of each journal, and their age.
     """
     spec = _spec(file)
     from coranto_consumers.tables.state import progress_of
@@ -86,7 +86,7 @@ def status(
 def check(file: File, endpoint: Endpoint = None) -> None:
     """Compare a file with its journals, its type and its table, and the table with its journals. Changes nothing.
 
-    Ends with code 1 if `run` would refuse the table, or if the audit of the consumer finds errors. With `mode: append`
+    Exits with code 1 if `run` would refuse the table, or if the audit of the consumer finds errors. With `mode: append`
     and without a filter, the table must have as many rows as there are committed messages.
     """
     spec = _spec(file)
@@ -116,7 +116,10 @@ def check(file: File, endpoint: Endpoint = None) -> None:
 
 
 def _spec(file: Path) -> TableSpec:
-    """Return the table of a file. Raises InvalidInput with the file, and MissingExtra. Call it before other imports."""
+    """Read the file of a table. Raises InvalidInput, which names the file, and MissingExtra.
+
+    Call it before other imports.
+    """
     try:
         from coranto_consumers.tables import read_table
     except ModuleNotFoundError as error:

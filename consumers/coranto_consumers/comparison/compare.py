@@ -1,4 +1,4 @@
-"""The comparison of two tables, of SQL stores or Iceberg catalogs."""
+"""Comparison of two tables in SQL stores or Iceberg catalogs."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ from coranto_consumers.stores.sql import SqlStore
 if TYPE_CHECKING:
     from coranto_consumers.stores.iceberg.urls import IcebergHome
 
-_SAID_AFTER: Final = 1000
+_REPORTED_ROWS: Final = 1000
+"""Rows per progress report."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableOf:
-    """A table of a store. `name` may begin with a schema and a dot; an Iceberg table's has its namespace."""
+    """A table in a store. `name` may begin with a schema and a dot. For Iceberg, it begins with a namespace."""
 
     store: SqlStore | IcebergHome
     name: str
 
     @property
     def place(self) -> tuple[str, str]:
-        """The store and the table, for telling tables apart."""
+        """The store and the name, which identify the table."""
         return self.store.url if isinstance(self.store, SqlStore) else f"{ICEBERG}{self.store.catalog.name}", self.name
 
 
 def table_at(store: str, name: str) -> TableOf:
-    """Return a table of the store of a URL: a database's, or one like iceberg://CATALOG/namespace.table.
+    """Return a table in the store at a URL: of a database, or iceberg://CATALOG/namespace.table.
 
-    An Iceberg table without a namespace is in the URL's. Raises InvalidInput, and SqlStoreError.
+    The default namespace of an Iceberg table is the URL's. Raises InvalidInput, and SqlStoreError.
     """
     if not store.startswith(ICEBERG):
         return TableOf(SqlStore(store), name)
-    from coranto_consumers.stores.iceberg.urls import IcebergHome  # It takes the extra `lake`.
+    from coranto_consumers.stores.iceberg.urls import IcebergHome  # Needs the extra `lake`.
 
     home = IcebergHome.at(store)
     return TableOf(home, name if "." in name else f"{home.table.rpartition('.')[0]}.{name}")
@@ -57,13 +58,12 @@ def compare_tables(
     tolerance: float = 0.0,
     examples: int = 10,
 ) -> TableComparison:
-    """Compare two tables by the columns of a key, and all others except `ignore`.
+    """Compare two tables by the columns of a key, and all other columns except `ignore`.
 
-    Floats may differ by `tolerance`, relatively or absolutely; all else is compared exactly. `examples` is the most of
-    each kind of difference that is kept. Memory does not grow with the tables: databases sort them. An Iceberg table is
-    read as of its present snapshot, and sorted by DuckDB. Raises InvalidInput
-    for tables and columns that do not exist and for keys without an order, SqlStoreError and CorruptData for a table
-    that could not be read whole.
+    Floats may differ by `tolerance`, relatively or absolutely; all else is compared exactly. `examples` is the maximum
+    number of examples of each kind of difference. Memory does not grow with the tables: databases sort them. An Iceberg
+    table is read at its current snapshot, and sorted by DuckDB. Raises InvalidInput for tables and columns that do not
+    exist and for keys without an order, SqlStoreError and CorruptData for a table that could not be read completely.
     """
     if not keys:
         raise InvalidInput("name the columns that identify rows", field="keys")
@@ -88,8 +88,8 @@ def compare_tables(
             named = [f"{left.name} (left)", f"{right.name} (right)"]
         with progress("Comparing", sum(counts), unit="rows") as report:
             merged = RowMerger(keys, columns, tolerance=tolerance, examples=examples).merge(
-                (named[0], _said(mine.rows(keys, columns, counts[0]), report)),
-                (named[1], _said(others.rows(keys, columns, counts[1]), report)),
+                (named[0], _with_progress(mine.rows(keys, columns, counts[0]), report)),
+                (named[1], _with_progress(others.rows(keys, columns, counts[1]), report)),
             )
     return TableComparison(
         tuple(keys),
@@ -104,7 +104,7 @@ def compare_tables(
 
 @contextmanager
 def _opened(left: TableOf, right: TableOf) -> Iterator[tuple[SortedRows, SortedRows]]:
-    """Give both tables, each in one state; two of one database in the same one, where it can read both together."""
+    """Yield both tables, each in one snapshot. Tables of one database share a snapshot where it allows that."""
     with ExitStack() as exits:
         if isinstance(left.store, SqlStore) and isinstance(right.store, SqlStore):
             one, other = exits.enter_context(opened(left.store, right.store))
@@ -116,18 +116,18 @@ def _opened(left: TableOf, right: TableOf) -> Iterator[tuple[SortedRows, SortedR
 def _alone(exits: ExitStack, table: TableOf) -> SortedRows:
     if isinstance(table.store, SqlStore):
         return SortedTable(table.store, exits.enter_context(reading(table.store)), table.name)
-    from coranto_consumers.comparison.iceberg import opened_iceberg  # It takes the extra `lake`.
+    from coranto_consumers.comparison.iceberg import opened_iceberg  # Needs the extra `lake`.
 
     return exits.enter_context(opened_iceberg(table.store, table.name))
 
 
-def _said(rows: Iterator[Sequence[Any]], report: ProgressReport) -> Iterator[Sequence[Any]]:
+def _with_progress(rows: Iterator[Sequence[Any]], report: ProgressReport) -> Iterator[Sequence[Any]]:
     """Yield rows, and report their number as progress."""
     since = 0
     for row in rows:
         yield row
         since += 1
-        if since == _SAID_AFTER:
+        if since == _REPORTED_ROWS:
             report.advance(since)
             since = 0
     report.advance(since)

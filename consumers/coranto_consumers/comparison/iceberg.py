@@ -1,4 +1,4 @@
-"""Tables of Iceberg catalogs as rows in the order of their keys. DuckDB sorts them, on disk if they are large."""
+"""Rows of Iceberg tables, sorted by key. DuckDB sorts them, on disk if they are large."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from coranto_consumers.stores.iceberg.urls import IcebergHome
 _FETCHED: Final = 5000
 """Rows per fetch from DuckDB."""
 _MEMORY: Final = "512MB"
-"""DuckDB's memory for sorting. It writes more to a temporary folder."""
+"""DuckDB's memory limit. It spills to a temporary folder."""
 
 
 @contextmanager
 def opened_iceberg(home: IcebergHome, name: str) -> Iterator[IcebergRows]:
-    """Give a table of a home's catalog, as of its present snapshot. Raises InvalidInput if there is none."""
+    """Yield a table of a home's catalog at its current snapshot. Raises InvalidInput if it does not exist."""
     table = home.load(name)
     with tempfile.TemporaryDirectory(prefix="coranto-compare-") as folder:
         with duckdb.connect(config={"memory_limit": _MEMORY, "temp_directory": folder}) as connection:
@@ -32,7 +32,7 @@ def opened_iceberg(home: IcebergHome, name: str) -> Iterator[IcebergRows]:
 
 
 class IcebergRows:
-    """A table as of one snapshot. If another program removes its files, the comparison fails."""
+    """A table at one snapshot. If another program removes its files, the comparison fails."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class IcebergRows:
             raise self._failure(error) from error
 
     def rows(self, keys: Sequence[str], columns: Sequence[str], count: int) -> Iterator[Sequence[Any]]:
-        """Yield the rows with the columns of the key and others, sorted by the key: texts by code points.
+        """Yield the values of the key's columns and of `columns`, sorted by the key: text by code points.
 
-        Raises SqlStoreError if there are not `count`, or if a file cannot be read.
+        Raises SqlStoreError if the number of rows is not `count`, or if a file cannot be read.
         """
         if self._snapshot is None:
             return
@@ -90,7 +90,7 @@ class IcebergRows:
 
 
 def _without_zones(columns: pa.Schema) -> pa.Schema:
-    """Return columns with UTC times without a zone in place of times with a zone. DuckDB needs pytz for those."""
+    """Return the columns, with UTC timestamps without a time zone: DuckDB needs pytz for time zones."""
     return pa.schema(
         [each.with_type(pa.timestamp(each.type.unit)) if pa.types.is_timestamp(each.type) else each for each in columns]
     )

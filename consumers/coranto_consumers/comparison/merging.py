@@ -1,8 +1,7 @@
-"""The comparison of two tables' rows, both sorted by key, in one pass and bounded memory. Pure.
+"""Comparison of two tables' rows, both sorted by key, in one pass and bounded memory. Pure.
 
-The order of rows is verified: a database may sort text by the rules of a language. A row that does not
-come after the one before ends the comparison with an error. Otherwise rows of both tables would be reported as
-missing, or worse, be skipped.
+The order of rows is verified, because a database may sort text by the collation of a language. A row that is out of
+order ends the comparison with an error: otherwise, rows would be reported as missing, or skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Row: TypeAlias = Sequence[Any]
 class Side:
     """One table of a comparison: its name, and counts of its rows.
 
-    `unkeyed` rows have NULL or NaN in their key. `duplicates` have the key of a row before. Neither is compared.
+    `unkeyed` rows have NULL or NaN in their key. `duplicates` have the key of an earlier row. Neither is compared.
     """
 
     name: str
@@ -65,11 +64,11 @@ class RowMerger:
         self._keys = tuple(keys)
         self._columns = tuple(columns)
         self._tolerance = tolerance
-        self._most = examples
+        self._max_examples = examples
         self._kinds = KeyKinds(keys)
 
     def merge(self, left: tuple[str, Iterable[Row]], right: tuple[str, Iterable[Row]]) -> Merged:
-        """Compare the rows of two named tables. Raises InvalidInput for keys that are not in order or have none."""
+        """Compare the rows of two named tables. Raises InvalidInput for keys that are out of order or have no order."""
         merged = Merged(Side(left[0]), Side(right[0]))
         lefts, rights = self._ordered(merged.left, left[1]), self._ordered(merged.right, right[1])
         mine, other = next(lefts, None), next(rights, None)
@@ -102,11 +101,11 @@ class RowMerger:
             self._keep(merged, "differing", Example(key, left, right))
 
     def _keep(self, merged: Merged, kind: str, example: Example) -> None:
-        if len(merged.examples[kind]) < self._most:
+        if len(merged.examples[kind]) < self._max_examples:
             merged.examples[kind].append(example)
 
     def _ordered(self, side: Side, rows: Iterable[Row]) -> Iterator[tuple[Key, Row]]:
-        """Yield the first row of each key, with normal values. Counts and sums all rows."""
+        """Yield the first row of each key, with normalized values. Count and sum all rows."""
         size, before = len(self._keys), None
         names = (*self._keys, *self._columns)
         sums = side.sums = {name: Sum() for name in names}

@@ -1,4 +1,4 @@
-"""The report of a comparison: its verdict, as JSON and as a table. Pure."""
+"""Report of a comparison, as JSON and as a table. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from coranto_consumers.comparison.values import same
 class TableComparison:
     """The comparison of two tables by `keys`.
 
-    `columns` were compared. `ignored` were not, because that was asked for. `only_left` and `only_right` are columns
-    that the other table lacks.
+    `columns` were compared, and `ignored` excluded by the caller. `only_left` and `only_right` are columns that the
+    other table lacks.
     """
 
     keys: tuple[str, ...]
@@ -31,11 +31,11 @@ class TableComparison:
 
     @property
     def is_equal(self) -> bool:
-        """True if both tables have rows, and the same ones."""
+        """True if both tables have the same columns and rows, and are not empty."""
         return not self.differences()
 
     def differences(self) -> list[str]:
-        """Return what keeps the tables from being equal, each as a sentence."""
+        """Return the differences between the tables as phrases. Empty if the tables are equal."""
         left, right, found = self.merged.left, self.merged.right, []
         if not left.rows or not right.rows:
             empty = [side.name for side in (left, right) if not side.rows]
@@ -55,7 +55,7 @@ class TableComparison:
         return found
 
     def rows(self) -> list[list[str]]:
-        """Return the measures of both tables for people: name, left, right."""
+        """Return the measures of both tables as rows of text: name, left, right."""
         left, right = self.merged.left, self.merged.right
         found = [["rows", f"{left.rows:,}", f"{right.rows:,}"], ["keys only here", *_both(left, right, "only_here")]]
         for name, attribute in (("rows without key", "unkeyed"), ("repeated keys", "duplicates")):
@@ -70,7 +70,7 @@ class TableComparison:
         return found
 
     def examples(self) -> list[list[str]]:
-        """Return the first differences for people: key, column, left, right."""
+        """Return the first differences as rows of text: key, column, left, right."""
         found = []
         for example in self.merged.examples["differing"]:
             for name, left, right in self._differing(example):
@@ -147,7 +147,7 @@ def _shown(value: Any) -> str:
 
 
 def _plain(value: Any) -> object:
-    """Return a value as JSON has it, or as text."""
+    """Return a value for JSON: unchanged if JSON has its type, otherwise as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, bytes):

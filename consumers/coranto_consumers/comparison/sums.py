@@ -10,12 +10,12 @@ from typing import Any, Final
 from coranto_consumers.comparison.values import Number
 
 _SCALE: Final = 1074
-"""All finite floats are multiples of 2 to the power of minus this."""
+"""All finite floats are multiples of 2**-_SCALE."""
 _EXACT: Final = Context(prec=2000, traps=[Inexact])
 
 
 class Sum:
-    """The sum of a column. `numbers` counts the summands; `others` counts NaN and infinite numbers, which are not."""
+    """The sum of a column. `numbers` counts the summands, and `others` the omitted NaN and infinite numbers."""
 
     def __init__(self) -> None:
         self.numbers = 0
@@ -26,7 +26,7 @@ class Sum:
         self._has_floats = False
 
     def add(self, value: Any) -> None:
-        """Add a normal value of the column. Values that are no numbers do not count."""
+        """Add a normalized value of the column. Values other than numbers are ignored."""
         match value:
             case int():
                 self._whole += value

@@ -1,4 +1,4 @@
-"""Tables of SQL stores as rows in the order of their keys, read in bounded memory from one state of the database."""
+"""Rows of SQL tables, sorted by key, read in bounded memory from one snapshot of the database."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FETCHED: Final = 5000
 
 @contextmanager
 def opened(left: SqlStore, right: SqlStore) -> Iterator[tuple[Connection, Connection]]:
-    """Give connections to both stores, each with a transaction that reads one state of its database.
+    """Yield connections to both stores, each in a snapshot transaction.
 
-    Two tables of one database are read in the same state, except in MariaDB and MySQL, where a connection can read only
-    one result at a time.
+    Stores in the same database share a snapshot, except in MariaDB and MySQL, where a connection can read only one
+    result at a time.
     """
     with ExitStack() as exits:
         one = exits.enter_context(reading(left))
@@ -32,13 +32,13 @@ def opened(left: SqlStore, right: SqlStore) -> Iterator[tuple[Connection, Connec
 
 @contextmanager
 def reading(store: SqlStore) -> Iterator[Connection]:
-    """Give a connection to a store, with a transaction that reads one state of its database."""
+    """Yield a connection to a store in a snapshot transaction."""
     try:
         with store.engine.connect() as connection:
             connection.execution_options(**{READS_ONLY: True})
             if not store.is_sqlite:
                 connection.execution_options(isolation_level="REPEATABLE READ")
-            # While one database sorts, the other one's session has nothing to do.
+            # A session is idle while the other database sorts.
             if store.is_postgresql:
                 connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
             elif store.is_mysql:
@@ -49,7 +49,7 @@ def reading(store: SqlStore) -> Iterator[Connection]:
 
 
 class SortedRows(Protocol):
-    """A table, as of one state of its store."""
+    """A table in one snapshot of its store."""
 
     name: str
 
@@ -61,14 +61,15 @@ class SortedRows(Protocol):
         """Return the number of rows."""
 
     def rows(self, keys: Sequence[str], columns: Sequence[str], count: int) -> Iterator[Sequence[Any]]:
-        """Yield the rows with the columns of the key and others, sorted by the key.
+        """Yield the values of the key's columns and of `columns`, sorted by the key.
 
-        Raises SqlStoreError if there are not `count`, and CorruptData for a value that is none of its column's type.
+        Raises SqlStoreError if the number of rows is not `count`, and CorruptData for a value that is not of its
+        column's type.
         """
 
 
 class SortedTable:
-    """A table of a store, through a connection that reads one state of it."""
+    """A table of a SQL store, read through a connection in a snapshot transaction."""
 
     def __init__(self, store: SqlStore, connection: Connection, name: str) -> None:
         """Look the table up. `name` may begin with a schema and a dot. Raises InvalidInput if there is none."""
@@ -87,9 +88,10 @@ class SortedTable:
         return int(self._connection.execute(select(func.count()).select_from(self._table)).scalar_one())
 
     def rows(self, keys: Sequence[str], columns: Sequence[str], count: int) -> Iterator[Sequence[Any]]:
-        """Yield the rows with the columns of the key and others, sorted by the key.
+        """Yield the values of the key's columns and of `columns`, sorted by the key.
 
-        Raises SqlStoreError if there are not `count`, and CorruptData for a value that is none of its column's type.
+        Raises SqlStoreError if the number of rows is not `count`, and CorruptData for a value that is not of its
+        column's type.
         """
         chosen = [self._table.c[name] for name in (*keys, *columns)]
         order = [_sorted_by_value(self._store, self._table.c[name]) for name in keys]
@@ -123,7 +125,7 @@ def _reflected(store: SqlStore, connection: Connection, name: str) -> Table:
 
 
 def _sorted_by_value(store: SqlStore, column: Column[Any]) -> ColumnElement[Any]:
-    """Return the expression that sorts a column by its values: text by code points, not by the rules of a language."""
+    """Return the expression that sorts a column by its values: text by code points, not by a language's collation."""
     try:
         is_text = column.type.python_type is str
     except NotImplementedError:

@@ -1,4 +1,4 @@
-"""Values of databases, made comparable: those that mean the same are equal, whichever driver they come from. Pure."""
+"""Normalization and comparison of database values. Results do not depend on the driver. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Number: TypeAlias = int | float | Decimal
 
 
 def normal(value: Any) -> Any:
-    """Return a value in the form that all databases share.
+    """Return a value in its normalized form, which is the same for all databases.
 
     Booleans become integers, as in databases without them. Times with a zone become UTC without one, as consumers write
     them. Bytes of any kind become `bytes`, and UUIDs their text.
@@ -34,15 +34,15 @@ def normal(value: Any) -> Any:
 
 
 def is_nan(value: Any) -> bool:
-    """Return True for a number that is none."""
+    """Return True for a float or decimal that is NaN."""
     return (isinstance(value, float) and math.isnan(value)) or (isinstance(value, Decimal) and value.is_nan())
 
 
 def same(left: Any, right: Any, tolerance: float = 0.0) -> bool:
-    """Return True if two normal values are equal. NULL equals NULL, and NaN equals NaN.
+    """Return True if two normalized values are equal. NULL equals NULL, and NaN equals NaN.
 
-    Numbers are compared exactly, whatever their types. With a tolerance, a float may differ from another number by
-    that part of the larger one, or by that much.
+    Numbers are compared exactly, regardless of type. With a tolerance, a float may differ from another number by that
+    fraction of the larger one, or by that absolute amount.
     """
     if isinstance(left, Number) and isinstance(right, Number):
         if is_nan(left) or is_nan(right):
@@ -54,7 +54,7 @@ def same(left: Any, right: Any, tolerance: float = 0.0) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind of a normal value. Keys of one kind have an order."""
+    """Return the kind of a normalized value. Keys of one kind have an order. Raises InvalidInput for other types."""
     match value:
         case int() | float() | Decimal():
             return "numbers"

@@ -1,4 +1,4 @@
-"""Forks of consumers: a copy of a checkpoint that reads forks of the consumer's journals, to be promoted or dropped."""
+"""Forks of consumers: a copy of a checkpoint, with forks of its journals, that is promoted or dropped later."""
 
 from coranto_consumers.forks.journey import (
     ForkedConsumer,

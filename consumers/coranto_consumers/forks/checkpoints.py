@@ -1,11 +1,11 @@
 """Checkpoints of forked consumers. Pure.
 
-A fork of a journal has its source's bytes at its source's offsets, up to the fork offset. So up to there a checkpoint's
-offsets mean the same in both, and so do the states of producers: their pending messages are read again from where they
-began, which both have. Only the names of journals change.
+A fork has the bytes of its source at the same offsets, up to the fork offset. Up to there, a checkpoint's offsets and
+producer states are valid for both: pending messages are replayed from their begin offsets, which both journals have.
+Only the names of journals change.
 
-Acknowledgements (ACK intents) are never copied. They end messages that the original consumer has published under its
-own producers, and the original appends them. The copy has published nothing yet.
+Acknowledgements (ACK intents) are not copied to a fork. They commit messages that the original consumer has published
+under its own producers, and the original appends them. The forked consumer has published nothing yet.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from coranto.messages.checkpoints import Checkpoint, Source
 
 
 def forked(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
-    """Return the checkpoint for the forks of its sources, by `names` from source to fork. It has no acknowledgements.
+    """Return the checkpoint for the forks of its sources, without acknowledgements. `names` maps sources to forks.
 
     Raises InvalidInput for a source without a fork.
     """
     if missing := sorted(checkpoint.sources.keys() - names.keys()):
         raise InvalidInput(f"the checkpoint has read {missing[0]}, which has no fork", field="checkpoint")
-    return Checkpoint({names[journal]: _of_another(source) for journal, source in checkpoint.sources.items()})
+    return Checkpoint({names[journal]: _without_id(source) for journal, source in checkpoint.sources.items()})
 
 
 def require_shared(checkpoint: Checkpoint, forks: Mapping[str, Fork]) -> None:
-    """Check that forks have all content that a consumer reads after a forked checkpoint. Raises InvalidInput.
+    """Check that forks have all content that a consumer needs after a forked checkpoint. Raises InvalidInput.
 
-    The consumer reads from the first pending message on. At least its read content is the source's, too.
+    A fork must begin at or before the first pending message, and share all content that was read with its source.
     """
     for journal, source in checkpoint.sources.items():
         fork = forks[journal]
@@ -52,8 +52,8 @@ def require_shared(checkpoint: Checkpoint, forks: Mapping[str, Fork]) -> None:
 def promoted(checkpoint: Checkpoint, forks: Mapping[str, Fork]) -> Checkpoint:
     """Return the checkpoint of a forked consumer for the sources of `forks`, which were made for it.
 
-    Its acknowledgements stay: they are its own, and have to be appended. Raises InvalidInput unless the consumer has
-    read only forks, and none of them beyond the fork offset, where it has other content than its source.
+    Its acknowledgements stay, because the consumer must append them. Raises InvalidInput unless the consumer has read
+    only forks, and none of them beyond its fork offset, where its content differs from its source's.
     """
     if not checkpoint.sources:
         raise InvalidInput("the consumer has read nothing yet; let it read its forks first", field="checkpoint")
@@ -76,10 +76,10 @@ def promoted(checkpoint: Checkpoint, forks: Mapping[str, Fork]) -> Checkpoint:
             )
         if fork.source in sources:
             raise InvalidInput(f"and another fork of {fork.source} are both read by the consumer", field=journal)
-        sources[fork.source] = _of_another(source)
+        sources[fork.source] = _without_id(source)
     return Checkpoint(sources, checkpoint.ack_intents)
 
 
-def _of_another(source: Source) -> Source:
-    """Return the source for a journal with the same content up to there. Its id is recorded by the next commit."""
+def _without_id(source: Source) -> Source:
+    """Return the source without a journal id. The next commit records the id of the other journal."""
     return replace(source, journal_id="")

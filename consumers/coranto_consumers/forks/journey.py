@@ -1,14 +1,14 @@
-"""The life of a forked consumer: it is created, reads its original's input, and is promoted or dropped.
+"""Lifecycle of a forked consumer: it is created, reads the original consumer's input, and is promoted or dropped.
 
 * **Fork.** One transaction of the store copies the checkpoint, and tables with it. Then the journals are forked, at
-  their heads or at the checkpoint. So the forks have all content that the copy reads after its checkpoint, and both
-  consumers' parts of it are equal.
-* **Promote.** A consumer with a new name gets the checkpoint for the original journals, as long as the forked one has
-  read only content of these, too. The changed application continues under that name. The forked consumer is retired.
+  their heads or at the checkpoint. So the forks have all content that the copied checkpoint needs, and both consumers
+  process the same content up to the fork offsets.
+* **Promote.** A consumer with a new name gets the checkpoint for the original journals, if the forked consumer has only
+  read content that these have, too. The changed application continues under that name. The forked consumer is retired.
 * **Drop.** The consumer is retired, and the forks are deleted.
 
-A retired consumer never runs again. Otherwise a process that still has the forks as its sources
-would read them again from their beginning: the checkpoint does not know them any longer.
+A retired consumer never runs again. Otherwise, a process that still has the forks as its sources would read them again
+from their beginnings, because their offsets are gone.
 
 Each step can be repeated after a crash, and continues with the rest. Forks carry the consumer's name in a label, so
 dropping finds them even if the consumer has not read anything.
@@ -41,7 +41,7 @@ CONSUMER_LABEL: Final = "coranto.dev/forked-for"
 
 @dataclass(frozen=True, slots=True)
 class ForkedConsumer:
-    """A consumer that was forked: its forks by the names of their sources, and the checkpoint that it begins at."""
+    """A forked consumer: its forks by the names of their sources, and its first checkpoint."""
 
     name: str
     forks: Mapping[str, Fork]
@@ -56,11 +56,11 @@ class ForkStatus:
     fence: int
     forks: Sequence[Fork]
     read_through: Mapping[str, int]
-    """The offsets through which it has read, by the names of forks. Those that it has not begun are not there."""
+    """The read offsets by fork. Unread forks are omitted."""
     problem: str = ""
     """The reason why it cannot be promoted now; empty if it can."""
     behind: Mapping[str, int] = field(default_factory=dict)
-    """The bytes below the fork offset that it has not read, by the names of forks; only those with some."""
+    """The unread bytes below the fork offset, by fork. Forks without unread bytes are omitted."""
 
 
 async def fork_consumer(
@@ -76,9 +76,9 @@ async def fork_consumer(
     at_checkpoint: bool = False,
     same_labels: bool = False,
 ) -> ForkedConsumer:
-    """Fork the journals that a consumer has read, and give the consumer `new` its checkpoint, for the forks.
+    """Fork the journals that a consumer has read, and copy its checkpoint for the forks to the consumer `new`.
 
-    `journals` names further journals to fork, which the consumer has not read yet. A fork has its journal's name below
+    `journals` names further journals to fork, which the consumer has not read yet. A fork has its journal's name after
     `prefix`, by default `new`. A segment of a stream is forked with its whole stream. Journals are forked at their
     heads, or with `at_checkpoint` at the checkpoint's offsets. `tables` maps tables to the names of their copies, which
     are made in the transaction of the checkpoint. With `from_beginning`, the new consumer has no checkpoint and no
@@ -165,7 +165,7 @@ async def _copied(
     from_beginning: bool,
     tables: Mapping[str, str],
 ) -> Checkpoint:
-    """Copy the checkpoint, unless an earlier call has done so."""
+    """Return the checkpoint of `new`. Copy it unless an earlier call has done so."""
     if isinstance(present, Restored) and (present.checkpoint.sources or from_beginning):
         if set(present.checkpoint.sources) <= set(names.values()):
             return present.checkpoint
@@ -178,7 +178,7 @@ async def _copied(
 
 
 async def fork_status(client: JournalClient, store: SqlStore, name: str) -> ForkStatus:
-    """Return how far a forked consumer has read, and if it can be promoted. Raises InvalidInput if it has no forks."""
+    """Return a forked consumer's progress, and if it can be promoted. Raises InvalidInput if it has no forks."""
     found = await asyncio.to_thread(store.read, name)
     forks = await _forks_for(client, name)
     if found is None or not forks:
@@ -197,10 +197,10 @@ async def fork_status(client: JournalClient, store: SqlStore, name: str) -> Fork
 async def promote_consumer(client: JournalClient, store: SqlStore, name: str, new: str) -> Mapping[str, int]:
     """Let the consumer `new` continue with the original journals, at the forked one's position. Returns its offsets.
 
-    The forked consumer is retired with that: no process commits or starts under its name any more. The original
-    consumer, the forks and all tables stay as they are; the tables belong to `new` from now on. Raises InvalidInput
-    if the forked consumer has read other content than the original journals have, or is promoted already, and if the
-    store knows `new`; Fenced if it commits during the call, ContentGone if retention has removed the next content,
+    The forked consumer is retired in the same transaction: no process can commit or start under its name. The original
+    consumer, the forks and all tables stay as they are; the tables belong to `new` from now on. Raises InvalidInput if
+    the forked consumer has read other content than the original journals have, or is promoted already, and if the store
+    has a consumer `new`; Fenced if it commits during the call, ContentGone if retention has removed the next content,
     SqlStoreError and errors of the client.
     """
     if not new or new == name:
@@ -225,12 +225,12 @@ async def promote_consumer(client: JournalClient, store: SqlStore, name: str, ne
 
 
 async def _require_same_content(client: JournalClient, fork: Fork, end: int) -> None:
-    """Raise InvalidInput if a fork and its source differ before `end`: the source was created again since."""
+    """Raise InvalidInput if a fork and its source differ shortly before `end`: the source was recreated since."""
     begin = max(fork.begin, end - _COMPARED_BYTES)
     try:
         ours, theirs = [await client.read_all(journal, begin, end) for journal in (fork.name, fork.source)]
     except OffsetJump:
-        return  # Retention has removed it. Later content is there.
+        return  # Retention has removed this content. The content to read next exists.
     if ours != theirs:
         raise InvalidInput(
             f"has other content before {end} than {fork.source}, which was deleted and created again since it was "
@@ -257,7 +257,7 @@ async def drop_consumer(
     for journal, info in (await _journals(client, sorted(read), missing_ok=True)).items():
         fork = fork_of(info.spec)
         if fork is not None and fork.forming:
-            ours.add(journal)  # It gets its label when it is complete.
+            ours.add(journal)  # A fork gets its label when it is complete.
     if not ours and not (isinstance(found, Retired) and tables):
         raise InvalidInput(f"{name!r} is not a forked consumer, or its forks are dropped", field="consumer")
     if isinstance(found, Retired) and found.successor and tables:
@@ -286,7 +286,7 @@ async def drop_consumer(
 
 
 async def _journals(client: JournalClient, names: Sequence[str], *, missing_ok: bool = False) -> dict[str, JournalInfo]:
-    """Return journals by name. Raises JournalNotFound if one is missing, unless that is all right."""
+    """Return journals by name. Raises JournalNotFound if one is missing, unless `missing_ok`."""
     if not names:
         return {}
     listing = await client.list(labels.label_selector(include=[(labels.NAME, name) for name in names]))
@@ -313,5 +313,5 @@ async def _forks_for(client: JournalClient, consumer: str) -> tuple[Fork, ...]:
 
 
 def _label_of(consumer: str) -> str:
-    """Return a consumer's name as the value of a label, which has few symbols."""
+    """Return a consumer's name, percent-encoded for the value of a label."""
     return quote(consumer, safe="").replace("~", "%7E")

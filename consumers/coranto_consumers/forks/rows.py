@@ -1,9 +1,9 @@
 """A forked consumer's row in a SQL store, and copies of tables with it.
 
-Each change is one transaction, and raises the fence of the row that it changes. So a process that still works as that
-consumer cannot commit any more, and of two concurrent changes one wins. A row is never deleted: its fence would start
-over, and a process that was fenced off long ago could commit again. The row of a consumer that ends is retired
-(`stores/retired.py`), so a process that is started again cannot take it over either.
+Each change is one transaction, and raises the fence of the row that it changes. So a process that still runs as that
+consumer is fenced off, and only one of two concurrent changes succeeds. A row is never deleted: its fence would start
+over, and a process that was fenced off long ago could commit again. The row of a dropped or promoted consumer is
+retired (`stores/retired.py`), so a restarted process cannot take it over either.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def copy_row(
     renamed: Callable[[Checkpoint], Checkpoint],
     tables: Mapping[str, str],
 ) -> Checkpoint:
-    """Give the consumer `new` the checkpoint of `name`, as `renamed` changes it, and copies of tables, by their names.
+    """Copy the checkpoint of `name`, changed by `renamed`, to the consumer `new`, and tables to their new names.
 
-    The checkpoint and the tables are of one moment: the transaction has the lock that each commit of `name` needs, so
-    its next commit waits until the copy is made. Returns the new checkpoint. Raises InvalidInput if `name` has no
+    The checkpoint and the tables are consistent: the transaction has the lock that each commit of `name` needs, so the
+    next commit waits for the copy. Returns the new checkpoint. Raises InvalidInput if `name` has no
     checkpoint, `new` has one already, or a table cannot be copied, and SqlStoreError.
     """
     store.create_tables()
@@ -76,7 +76,7 @@ def copy_row(
 
 
 def look_up(store: SqlStore, name: str) -> Restored | Retired | None:
-    """Return a consumer's row, or a retired one's note. None if it has no row. Raises SqlStoreError."""
+    """Return a consumer's row, or its note if it is retired. None without a row. Raises SqlStoreError."""
     try:
         with store.engine.connect().execution_options(**{READS_ONLY: True}) as connection:
             if not inspect(connection).has_table(CHECKPOINTS.name):
@@ -124,7 +124,7 @@ def _retire(store: SqlStore, name: str, expected: Restored | None, note: Retired
 
 
 def drop_tables(store: SqlStore, names: Sequence[str]) -> list[str]:
-    """Drop tables that exist, and return their names. Raises InvalidInput for a consumer's own tables."""
+    """Drop tables that exist, and return their names. Raises InvalidInput for the tables of the stores themselves."""
     if ours := [name for name in names if name.startswith(_OURS)]:
         raise InvalidInput(f"{ours[0]} is of all consumers of the store", field="--table")
     dropped = []
@@ -165,7 +165,7 @@ def _read(row: _Row | None) -> Restored | Retired | None:
 
 
 def _require_free(name: str, content: bytes) -> None:
-    """Raise InvalidInput if a row is of a consumer with a checkpoint, or of one that was promoted."""
+    """Raise InvalidInput if a row has a checkpoint, or belongs to a promoted consumer."""
     retired = Retired.from_bytes(content)
     if retired is not None and retired.successor:
         raise retired.refusal(name)
@@ -174,7 +174,7 @@ def _require_free(name: str, content: bytes) -> None:
 
 
 def _write(connection: Connection, name: str, present: _Row | None, content: bytes) -> int:
-    """Write a row under a higher fence, and return that."""
+    """Write a row under the next fence, and return the fence."""
     commit_durably(connection)
     fence = 1 if present is None else present.fence + 1
     values = {"fence": fence, "checkpoint": content}
@@ -186,7 +186,7 @@ def _write(connection: Connection, name: str, present: _Row | None, content: byt
 
 
 def _copies(store: SqlStore, names: Mapping[str, str]) -> list[tuple[Table, Table]]:
-    """Return tables and the tables to copy them to, which are created if they are absent. Raises InvalidInput."""
+    """Return tables and their targets. Targets that do not exist are created. Raises InvalidInput."""
     found = []
     try:
         with store.engine.connect() as connection:
@@ -210,7 +210,7 @@ def _copies(store: SqlStore, names: Mapping[str, str]) -> list[tuple[Table, Tabl
 
 
 def _like(source: Table, name: str) -> Table:
-    """Return a table with the columns, keys and indexes of another one. Their names are left to the database."""
+    """Return a table with the columns, keys and indexes of another one. The database names the keys."""
     columns: list[Any] = []
     for column in source.columns:
         default = str(getattr(column.server_default, "arg", ""))

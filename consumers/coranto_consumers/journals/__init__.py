@@ -1,1 +1,1 @@
-"""Source journals: discovery, lost content, ranges, framings, and reading of ranges in columns."""
+"""Source journals: discovery, lost content, ranges, framings, and columnar reading of ranges."""

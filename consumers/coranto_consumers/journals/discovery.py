@@ -1,9 +1,10 @@
 """Discovery of content to read: the selected journals, their begin and end offsets, and their segments of streams.
 
-As a stream is split and merged, the events of a key are in one segment after the other. A segment is *open* when all
-its predecessors have been read to their final offsets (`coranto.streams.model.frontier`). A transaction or micro-batch
-reads only segments that are open at its beginning, so it never has events of two segments of a key. A checkpoint
-includes a segment only once it is open, so one with the first segments that truncation left needs none before.
+When a stream is split or merged, the events of a key continue in another segment. A segment is *open* when all its
+predecessors have been read to their final offsets (`coranto.streams.model.frontier`). A transaction or micro-batch
+reads only segments that are open at its beginning, so it never has events of a key from two segments. A checkpoint
+includes a segment only once it is open. So if it includes the first segments after a truncation, the reader has read
+all removed segments.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _ASK_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class JournalLabels:
-    """The labels that journals must have: their `content-type`, if they have one, and their message type."""
+    """Required labels of journals: the content type, which may be missing, and the message type."""
 
     content_type: str | None = JSON_LINES
     """None: any."""
@@ -41,7 +42,7 @@ class JournalLabels:
     """None: any, or no type."""
 
     def require(self, info: JournalInfo, field: str) -> None:
-        """Raise InvalidInput, naming `field`, for a journal with other labels."""
+        """Raise InvalidInput for `field` if a journal has other labels."""
         content_type = value_of(info.spec.labels, CONTENT_TYPE)
         if self.content_type is not None and content_type not in ("", self.content_type):
             raise InvalidInput(
@@ -65,7 +66,10 @@ ANY_LABELS: Final = JournalLabels(content_type=None)
 def list_journals(
     client: SyncJournalClient, wanted: str | Sequence[str], *, field: str, labels: JournalLabels = _LINES_OF_JSON
 ) -> tuple[JournalInfo, ...]:
-    """Return the journals of a selector or of names, by name. Raises InvalidInput, naming `field`, for others."""
+    """Return the journals of a label selector, or with the given names, sorted by name.
+
+    Raises InvalidInput for `field` if there is none, a named one is missing, or one has other labels.
+    """
     if isinstance(wanted, str):
         listing = client.list(wanted)
         if not listing.journals:
@@ -78,14 +82,14 @@ def list_journals(
 
 
 def checked(found: Iterable[JournalInfo], field: str, labels: JournalLabels) -> tuple[JournalInfo, ...]:
-    """Return journals, sorted by name. Raises InvalidInput, naming `field`, for one with other labels."""
+    """Return journals, sorted by name. Raises InvalidInput for `field` if a journal has other labels."""
     for info in found:
         labels.require(info, field)
     return tuple(sorted(found, key=lambda info: info.name))
 
 
 def require_unread(client: SyncJournalClient, journals: Iterable[str], known: Collection[str]) -> None:
-    """Raise InvalidInput for journals that are forks of ones in a checkpoint which are no source any more."""
+    """Raise InvalidInput for new journals that are forks of a checkpoint's former sources."""
     present = set(journals)
     left, new = set(known) - present, sorted(present - set(known))
     if left and new:
@@ -102,7 +106,7 @@ class ContentExtent:
     created: int = 0
     """The etcd revision that created the journal; 0 means unknown."""
     segment: Segment | None = None
-    """The journal's segment, if it is one. Its content begins at the stream's truncation, if there was one."""
+    """The journal as a segment of a stream, or None. Content before a truncation of the stream is excluded."""
     route: KnownRoute | None = field(default=None, compare=False)
     journal_id: str = ""
     """The journal's id; empty if unknown."""
@@ -127,7 +131,7 @@ def routes_of(present: Extents) -> dict[str, KnownRoute]:
 
 
 def contents(client: SyncJournalClient, journals: Iterable[JournalInfo]) -> dict[str, ContentExtent]:
-    """Return the content of listed journals, without segments that were truncated away since. Raises CorruptData."""
+    """Return the content of listed journals, without segments that were removed since. Raises CorruptData."""
     routes, segments = {}, {}
     for info in journals:
         routes[info.name] = KnownRoute.listed(info.route)
@@ -146,7 +150,10 @@ def contents(client: SyncJournalClient, journals: Iterable[JournalInfo]) -> dict
 def extents(
     client: SyncJournalClient, journals: Sequence[str], *, absent_ok: Collection[str] = ()
 ) -> dict[str, ContentExtent]:
-    """Return the content of journals, in the order given, by one call. Leaves out unknown ones of `absent_ok`."""
+    """Return the content of journals, in the given order. Missing journals in `absent_ok` are omitted.
+
+    One call asks for all journals. Journals without a clear answer are asked for individually.
+    """
     if not journals:
         return {}
     reports = client.heads(label_selector(include=[(NAME, name) for name in journals])).by_name
@@ -163,7 +170,7 @@ def extents(
             if name not in absent_ok:
                 raise
             return None
-        begin = min(fragment_begins(client, name), default=head)  # Without fragments, all content before is gone.
+        begin = min(fragment_begins(client, name), default=head)  # Without fragments, all content is gone.
         if (known := reports.get(name)) is None:
             return ContentExtent(begin, head)
         return ContentExtent(begin, head, known.create_revision, is_end=known.is_end)
@@ -208,11 +215,11 @@ class GoneSegments(NamedTuple):
 
     read: frozenset[str]
     unread: frozenset[str]
-    """Segments that were not, or not known to be, read to their ends."""
+    """Segments that were not read to their ends, as far as is known."""
 
 
 def open_journals(present: Extents, read: Mapping[str, int]) -> frozenset[str]:
-    """Return the journals that may be read, by the offsets that others are `read` through."""
+    """Return the segments that are open at the `read` offsets, and all journals that are not segments."""
     waiting: set[str] = set()
     for segments in _streams(present).values():
         from coranto.streams.model.frontier import readable  # Imported only if streams are read.
@@ -226,7 +233,7 @@ def open_journals(present: Extents, read: Mapping[str, int]) -> frozenset[str]:
 
 
 def gone_segments(present: Extents, known: Collection[str]) -> GoneSegments:
-    """Return the segments in a checkpoint (`known`) that are gone from present streams."""
+    """Return the segments in a checkpoint (`known`) that were removed from their streams."""
     read: set[str] = set()
     unread: set[str] = set()
     for name, segments in _streams(present).items():
@@ -240,7 +247,7 @@ def gone_segments(present: Extents, known: Collection[str]) -> GoneSegments:
 
 
 def not_read(journal: str, offset: int) -> StreamTruncated:
-    """Return the error for a segment that is gone, and was read through an offset only."""
+    """Return the error for a removed segment that was only read through an offset."""
     return StreamTruncated(
         f"segment {journal} was read through {offset} and is gone: its stream was truncated before the rest was read, "
         "or before a read found that there is none. Begin again with a new checkpoint or a consumer of another name, "
@@ -250,7 +257,7 @@ def not_read(journal: str, offset: int) -> StreamTruncated:
 
 
 def when_sealed(ask: Callable[[], dict[str, ContentExtent]], timeout: float) -> dict[str, ContentExtent]:
-    """Ask until every segment is open once all is read: in a split, some are not. Raises StreamChanged."""
+    """Poll until reading all content opens all segments. During a split, it does not. Raises StreamChanged."""
     deadline = time.monotonic() + timeout
     while True:
         present = ask()

@@ -1,7 +1,7 @@
 """The framings of messages that are read in columns: lines, rows of CSV and fixed frames (option `framing`).
 
 A range of lines may begin anywhere: the next newline shows where a line begins. Rows of CSV and frames may contain any
-bytes. So with a *record framing*, a range starts where a message starts.
+bytes. So with a *record framing*, a range must start where a message starts.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def made_tolerant(framing: ReadFraming) -> ReadFraming:
 
 
 def parse_framing(given: Mapping[str, str], *, tolerant: bool) -> ReadFraming:
-    """Return the framing for options, whose keys are in lower case. Raises InvalidInput."""
+    """Parse the options of a framing. Their keys are in lower case. Raises InvalidInput."""
     name = given.get("framing", "json").lower()
     if name not in _OF_FRAMING:
         raise InvalidInput(f"{given['framing']!r} is not one of {', '.join(_OF_FRAMING)}", field="option framing")
@@ -174,7 +174,7 @@ def parse_framing(given: Mapping[str, str], *, tolerant: bool) -> ReadFraming:
 
 
 def labels_of(framing: ReadFraming) -> JournalLabels:
-    """Return the labels that journals of a framing must have. Any journal may have a framing other than JSON."""
+    """Return the required labels of journals with a framing. Framings other than JSON require none."""
     return JournalLabels() if name_of(framing) == "json" else ANY_LABELS
 
 

@@ -1,4 +1,4 @@
-"""Content that is gone before a consumer or a read got it: detection, reports, and where to continue."""
+"""Content that is gone before it was read: detection, reports, and the position to continue from."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LostContent:
-    """Content of a journal that is gone: [begin, end), or, if `recreated`, all that a reader had not read at `begin`.
+    """Content of a journal that is gone: [begin, end), or, if `recreated`, all content after `begin`.
 
-    A `recreated` journal ends at `end` and was deleted and created again, or has lost its newest content. The former is
-    certain if `known` is set: the id of the journal that `begin` refers to. `found` is the present id.
+    A `recreated` journal ends at `end`, and was deleted and created again, or has lost its newest content. It is
+    certain if `known` is set: the id of the journal that `begin` refers to. `found` is the current id.
     """
 
     journal: str
@@ -42,7 +42,7 @@ class LostContent:
 
     @property
     def same_through(self) -> int:
-        """The end offset of the content that both journals have, if the journal's head fell; else 0."""
+        """The end offset of the content that both ids share, if the journal's head fell; else 0."""
         return held_through(self.known, self.begin, self.found) if self.known and self.found else 0
 
     def error(self, advice: str) -> CorantoError:
@@ -55,14 +55,17 @@ class LostContent:
 
 
 def of_another(source: Source, journal: str, head: int, found: str) -> LostContent | None:
-    """Return the loss of a reader if the journal, of end `head` and id `found`, was certainly recreated."""
+    """Return the loss of a reader if the id `found` shows that the journal lacks content that was read, or None."""
     if is_same(source.expected_id, source.read_through, found):
         return None
     return LostContent(journal, source.read_through, head, recreated=True, known=source.expected_id, found=found)
 
 
 def lost_before(journal: str, offset: int, begin: int, head: int, *, is_end: bool = True) -> LostContent | None:
-    """Return the loss before `offset`, if a journal has [begin, head) now. Raises Unavailable unless that `is_end`."""
+    """Return the loss of a reader at `offset` if a journal now has [begin, head), or None.
+
+    Raises Unavailable for an offset after `head` that may not be the journal's end (`is_end`).
+    """
     if offset > head and not is_end:
         raise Unavailable(
             f"journal {journal} is processed through {offset}, and its broker has content through {head}: a broker "
@@ -88,7 +91,7 @@ class PartlyLost:
 
 
 def continue_after(source: Source, lost: LostContent, begin: int = 0) -> tuple[Source, list[PartlyLost]]:
-    """Return the source after lost content, and transactions partly lost. `begin` is a recreated journal's."""
+    """Return the source after lost content, and partly lost transactions. A recreated journal is read from `begin`."""
     if lost.recreated:
         at = lost.same_through
         pending = [(producer, state) for producer, state in source.producers.items() if state.is_pending]
@@ -110,7 +113,7 @@ def continue_after(source: Source, lost: LostContent, begin: int = 0) -> tuple[S
 
 
 def warn_of(lost: LostContent, partly: Iterable[PartlyLost] = (), **context: str) -> None:
-    """Log lost content, with further fields, and the transactions that are partly lost."""
+    """Log lost content, with `context` as further fields, and partly lost transactions."""
     _log.warning(
         "source.content_lost",
         journal=lost.journal,
@@ -132,7 +135,7 @@ def warn_of(lost: LostContent, partly: Iterable[PartlyLost] = (), **context: str
 
 
 class Holes:
-    """Lost content that reading has found, and that is not skipped yet."""
+    """Lost content that a read has found, and that is not skipped yet."""
 
     def __init__(self) -> None:
         self._holes: dict[str, LostContent] = {}
@@ -142,21 +145,21 @@ class Holes:
         return bool(self._holes)
 
     def meet(self, lost: LostContent) -> None:
-        """Record lost content. Raises its error if it was found before: then skipping it did not help."""
+        """Record lost content. Raises its error if it was recorded before, because skipping it did not help."""
         if lost in self._met:
             raise lost.error("It was skipped, and found again.")
         self._met.add(lost)
         self._holes[lost.journal] = lost
 
     def ends(self, heads: Mapping[str, int]) -> dict[str, int]:
-        """Return the present end offsets for reading journals: their heads, or the begins of lost content."""
+        """Return the offsets to read journals to: their heads, or the begin offsets of lost content."""
         return {
             journal: min(head, self._holes[journal].begin) if journal in self._holes else head
             for journal, head in heads.items()
         }
 
     def stuck(self, journal: str, read_through: int) -> bool:
-        """Return True if something else than lost content stopped reading at an offset. Else a line lost its end."""
+        """Return True if reading stopped at an offset without lost content. Otherwise, the line there lost its end."""
         hole = self._holes.get(journal)
         if hole is None:
             return True
@@ -164,7 +167,7 @@ class Holes:
         return False
 
     def due(self, sources: Mapping[str, Source]) -> list[LostContent]:
-        """Return, and forget, the lost content that reading has reached."""
+        """Remove and return the lost content that reading has reached."""
         due = [hole for journal, hole in self._holes.items() if hole.begin <= sources[journal].read_through]
         for hole in due:
             del self._holes[hole.journal]

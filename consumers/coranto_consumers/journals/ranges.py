@@ -1,7 +1,7 @@
 """Planning of a transaction's input: byte ranges of journals, split into slices that tasks read. Pure.
 
 A range [begin, end) has the lines that *start* within it. So slices may be split at any offset, and each line is read
-once. A range really ends with its last line, known after reading it.
+once. The end of a range's last line is only known after reading it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Range:
     aligned: bool = True
     """True if a line starts at `begin`. Otherwise the line that contains `begin` belongs to another slice."""
     journal_id: str = field(default="", compare=False)
-    """The id of the journal of the offsets; empty if unknown. A journal with another id is not read."""
+    """The id of the journal that the offsets refer to; empty if unknown. A journal with another id is not read."""
 
     @property
     def length(self) -> int:
@@ -41,14 +41,14 @@ class Range:
 
     @property
     def start(self) -> int:
-        """The begin offset of reading: the byte before a split shows if the split is within a line."""
+        """The offset to read from. The byte before a split shows if the split is within a line."""
         return self.begin if self.aligned else self.begin - 1
 
 
 Slice = tuple[Range, ...]
 States = Mapping[ProducerId, ProducerState]
 Cuts = Mapping[str, Sequence[int]]
-"""The offsets, by journal and sorted, where fragments begin: there ranges are split cheaply."""
+"""The sorted begin offsets of fragments, by journal. Splitting ranges there is cheap."""
 
 
 def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> list[Range]:
@@ -74,10 +74,10 @@ def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> li
 
 
 def split(whole: Range, max_bytes: int, cuts: Sequence[int] = (), slack: int = 0) -> list[Range]:
-    """Split `whole` into ranges of about `max_bytes`, if possible at `cuts`: there fragments begin, sorted.
+    """Split `whole` into ranges of about `max_bytes`, if possible at `cuts`, the sorted begin offsets of fragments.
 
-    So two tasks do not fetch the same fragment. A range may be larger by `slack` if it then ends at a cut or at the
-    end.
+    Then two tasks do not fetch the same fragment. A range may be larger by up to `slack` bytes if it then ends at a cut
+    or at the end.
     """
     if max_bytes < 1:
         raise InvalidInput(
@@ -119,7 +119,7 @@ def plan_slices(
     cuts: Cuts | None = None,
     worthwhile_bytes: int = WORTHWHILE_BYTES,
 ) -> list[Slice]:
-    """Distribute ranges to at most `max_slices` tasks of similar size. With `max_bytes` None, none is split."""
+    """Distribute ranges to at most `max_slices` tasks of similar size. If `max_bytes` is None, ranges are not split."""
     ranges = [found for found in ranges if found.length > 0]
     total = sum(found.length for found in ranges)
     if not total:
@@ -144,12 +144,12 @@ def plan_slices(
 
 @dataclass(frozen=True, slots=True)
 class NumberedRange:
-    """A range of a plan, with the number in its rows and its summary."""
+    """A range of a plan, with the number that marks its rows and its summary."""
 
     number: int
     range: Range
     replay: States = field(default_factory=dict)
-    """The producers whose pending messages alone count. Empty: all messages count."""
+    """If not empty, only the pending messages of these producers count."""
     commits: bool = False
     """True if the summary should have the offset that acknowledged each segment."""
 

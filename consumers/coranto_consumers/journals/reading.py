@@ -23,7 +23,7 @@ from coranto_consumers.journals.ranges import Range
 
 BLOCK_BYTES = 4 << 20
 OVERRUN_BYTES = 4 << 10
-"""The size of the first read after a range. A larger one would more often need the next fragment."""
+"""The size of the first read after a range. A larger read would need the next fragment more often."""
 _MAX_CLOCK = (1 << 63) - 1
 
 
@@ -52,7 +52,7 @@ class Lines:
     unreadable: Mask | None = None
     """The lines whose UUID cannot be read; None without any. They count as messages without a UUID."""
     commits: Int64s | None = None
-    """The offsets that committed the messages, if they were requested."""
+    """The offsets of the acknowledgements that committed the messages, if they were requested."""
     headed: Mask | None = None
     """The lines of JSON whose first field contains only the UUID (`LineColumns.headed`)."""
     journals: Any | None = None
@@ -115,7 +115,7 @@ class Lines:
 def read_lines(
     content: JournalContent, part: Range, framing: ReadFraming, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[Lines]:
-    """Yield the messages, some blank, that start in a range, in blocks. Raises CorruptMessage and OffsetJump."""
+    """Yield blocks of the messages and blank rows that start in a range. Raises CorruptMessage and OffsetJump."""
     if not isinstance(framing, JsonLines):
         yield from read_records(content, part, framing, block_bytes)
         return
@@ -154,7 +154,7 @@ def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> 
 def read_records(
     content: JournalContent, part: Range, records: Records, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[Lines]:
-    """Yield the messages of a range, in blocks, with newlines. Content between them becomes one blank row each time."""
+    """Yield blocks of the messages of a range, with newlines. Content between two messages becomes a blank row."""
     framing = records.framing()
     decoder: Decoder[Any] = framing.decoder(part.journal, part.begin)
     held: list[_Record] = []
@@ -197,7 +197,7 @@ def _blank(begin: int, end: int) -> _Record:
 def _records(
     content: JournalContent, part: Range, decoder: Decoder[Any], chunk: bytes, records: Records
 ) -> Iterator[_Record]:
-    """Yield the messages that a chunk completes. Raises CorruptMessage for others, unless the framing is tolerant."""
+    """Yield the messages that a chunk completes. Raises CorruptMessage unless the framing is tolerant."""
     while True:
         try:
             for each in decoder.feed(chunk):
@@ -213,7 +213,7 @@ def _records(
         except CorruptMessage as error:
             if not records.tolerant:
                 raise
-            # The decoder has skipped it, and continues after it.
+            # The decoder has skipped the malformed content.
             passed = b"".join(_contiguous(content, part, error.offset, decoder.offset))
             yield _Record(error.offset, decoder.offset, ZERO_UUID, records.payload_of(passed), is_readable=False)
             chunk = b""
@@ -308,7 +308,7 @@ def _finish_line(content: JournalContent, part: Range, held: bytearray, offset: 
 
 
 def _contiguous(content: JournalContent, part: Range, begin: int, end: int) -> Iterator[bytes]:
-    """Yield exactly [begin, end) of a part's journal. It existed at planning, so this waits for lagging brokers."""
+    """Yield exactly [begin, end) of a part's journal. Wait for lagging brokers: the content existed at planning."""
     if begin < end:
         yield from contiguous(
             JournalRange(part.journal, begin, end, part.journal_id),
@@ -319,7 +319,7 @@ def _contiguous(content: JournalContent, part: Range, begin: int, end: int) -> I
 
 
 def contiguous(wanted: JournalRange, chunks: Iterable[Chunk]) -> Iterator[bytes]:
-    """Yield the content of chunks, which are exactly a range. Raises OffsetJump and JournalRecreated otherwise."""
+    """Yield the content of chunks. Raises OffsetJump and JournalRecreated unless they are exactly the range."""
     journal, expected, end, journal_id = wanted
     for chunk in chunks:
         if chunk.offset != expected:

@@ -1,1 +1,1 @@
-"""Outputs of tasks, published to journals once, however often a task is tried."""
+"""Outputs of tasks, published to journals exactly once despite retries."""

@@ -1,6 +1,6 @@
-"""Dead letters: messages that do not fit an application, kept with its outputs in the same transaction.
+"""Dead letters: messages that do not fit an application, stored in the transaction of its outputs.
 
-SQLAlchemy is imported only to make a table: options of consumers are read where there is no store.
+SQLAlchemy is imported only to define a table: consumer options are also read in processes without a store.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class MisfitPolicy(enum.Enum):
     """
 
     FAIL = "fail"
-    """The first one ends the run, before anything of it is committed."""
+    """The first misfit ends the run. Its transaction is not committed."""
     NULLS = "nulls"
-    """The application gets them, with nulls for what does not fit, or is rejected. Where that must not be null, it is
-    as with FAIL."""
+    """The application gets them, with nulls for values that do not fit or are rejected. If a column must not be null,
+    as FAIL."""
     DEAD_LETTERS = "dead letters"
-    """The application does not get them. The transaction keeps them as they are."""
+    """The application does not get them. The transaction stores them unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """The place of dead letters: a table, or journals.
+    """The destination of dead letters: a table, or journals.
 
-    A table has the columns `journal`, `offset` and `line` (bytes), as `dead_letter_table` makes it. Journals are a
+    A table has the columns `journal`, `offset` and `line` (bytes), as in `dead_letter_table`. Journals are a
     label selector or a list of names, and get messages `{"journal": …, "offset": …, "line": …}`, with the line in
     base64.
     """
@@ -55,14 +55,14 @@ class DeadLetters:
 
 
 def policy_of(misfits: MisfitPolicy | DeadLetters) -> MisfitPolicy:
-    """Return the policy that an option of a consumer means. Raises InvalidInput if it does not say where they go."""
+    """Return the policy in a consumer's option. Raises InvalidInput for dead letters without a destination."""
     if misfits is MisfitPolicy.DEAD_LETTERS:
         raise InvalidInput("say where: DeadLetters(table=…) or DeadLetters(journals=…)", field="misfits")
     return MisfitPolicy.DEAD_LETTERS if isinstance(misfits, DeadLetters) else misfits
 
 
 def dead_letter_table(name: str, metadata: MetaData | None = None, *, by_window: bool = False) -> Table:
-    """Return the definition of a table for dead letters; `by_window`, for a `WindowConsumer`'s."""
+    """Return the definition of a table for dead letters. A `WindowConsumer` needs `by_window`."""
     from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, String, Table
 
     from coranto_consumers.stores.windows import WINDOW_COLUMN

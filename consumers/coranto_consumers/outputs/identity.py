@@ -1,21 +1,21 @@
-"""The identity of a consumer in its checkpoint: its sources, its outputs, and where its store is.
+"""The identity of a consumer in its checkpoint: its sources, its outputs, and the location of its store.
 
 A name alone does not identify a consumer: another application may have the same name by mistake, and would continue
-behind the first one's position. So each commit records the identity, and each start compares it.
+from the position of the first. So each commit records the identity, and each start compares it.
 
-* **Sources** are a label selector, or the names of a shard's journals. A journal that a selector matches only now is no
-  change, nor is one more journal of a shard.
-* **Outputs** are the names of tables and journals. A Spark application shows them in each transaction. The record marks
-  outputs that only some transactions of an instance have. So a change is an output that the record lacks, or one that
-  all transactions had and an instance's first one lacks. A shard's outputs are known when it starts: the tables of its
-  store, and the journals that its application declares (`publishes`). Journals that it chooses message by message do
-  not count.
-* **The store** is its location: a database, a catalog, or a recovery log. So the copy of a database elsewhere is a
-  change.
+* **Sources** are a label selector, or the names of a shard's journals. A new journal that a selector matches, or that
+  is added to a shard, is not a change.
+* **Outputs** are the names of tables and journals. The outputs of a Spark application are known from its transactions.
+  The record marks outputs that only some transactions of an instance have. So a change is an output that the record
+  lacks, or an output of all recorded transactions that the first transaction of an instance lacks. A shard's outputs
+  are known when it starts: the tables of its store, and the journals that its application declares (`publishes`).
+  Journals that it chooses for each message do not count.
+* **The store** is its location: a database, a catalog, or a recovery log. So a copy of the database at another location
+  is a change.
 
-A change is an error, unless its code is given: `accept_changes`. The code confirms this change only. Once a commit
-has recorded the new identity, there is no change any more, and the code is of no use. A checkpoint without a record, as
-Gazette and earlier versions write it, is taken as it is, and the next commit records the identity.
+A change is an error unless `accept_changes` has its code, which confirms this change only. Once a commit has recorded
+the new identity, the code has no effect. A checkpoint without an identity, as Gazette and earlier versions write it, is
+accepted, and the next commit records the identity.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _CODE_LENGTH: Final = 12
 _MAX_SHOWN: Final = 10
 _MAX_TEXT: Final = 500
 _JOURNALS: Final = "journals "
-"""Begins the sources of a consumer that reads journals by their names."""
+"""Prefix of the sources of a consumer that reads journals by their names."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A part of a consumer that differs from its record, and what continuing would lose."""
+    """A part of a consumer that differs from its record, and the loss if it continues."""
 
     part: str
     before: str
@@ -62,7 +62,7 @@ def code_of(changes: Collection[Change]) -> str:
 
 
 class IdentityCheck:
-    """Compares a consumer with the record in its checkpoint, and has the record for its next commits.
+    """Compares a consumer with the record in its checkpoint, and keeps the record for its next commits.
 
     `accepted` has the codes of confirmed changes, separated by commas.
     """
@@ -76,7 +76,7 @@ class IdentityCheck:
         self._offsets: Mapping[str, int] = {}
         self._has_outputs = False
         self.is_compared = False
-        """True once a restored checkpoint was compared, with a change or without."""
+        """True after a restored checkpoint was compared."""
 
     def restored(
         self,
@@ -88,8 +88,8 @@ class IdentityCheck:
     ) -> None:
         """Compare sources and store with a restored checkpoint, and outputs if they are known already.
 
-        `unread` returns the journals of the checkpoint that are no sources any more. Raises ConsumerChanged, unless
-        outputs are to come and a code is given that may be for them, too.
+        `unread` returns the journals of the checkpoint that are not sources any more. Raises ConsumerChanged, except
+        if the outputs are not known yet and a code was given: it may cover them, too.
         """
         known = checkpoint.identity
         self._offsets = checkpoint.offsets
@@ -103,7 +103,7 @@ class IdentityCheck:
             self.settle()
 
     def settle(self) -> None:
-        """Raise ConsumerChanged for changes that are not confirmed. Call it before a commit."""
+        """Raise ConsumerChanged for unconfirmed changes. Call it before a commit."""
         if not self._changes:
             return
         code = code_of(self._changes)
@@ -163,36 +163,36 @@ def _changed_parts(
 
 
 def _left_out(known: Identity, now: Identity, unread: Callable[[], Collection[str]]) -> Collection[str] | None:
-    """Return the journals of the checkpoint that are not read any more; None if more names are no change."""
+    """Return the journals of the checkpoint that are not read any more. None if journals were only added by name."""
     if names_of(known.sources) <= names_of(now.sources) and known.sources.startswith(_JOURNALS):
         return None
     return unread()
 
 
 def sources_of(wanted: str | Collection[str]) -> str:
-    """Return the sources that a label selector says, or that are journals by their names. Raises InvalidInput."""
+    """Return sources as the record has them, from a label selector or from names. Raises InvalidInput."""
     return format_selector(parse_selector(wanted)) if isinstance(wanted, str) else journals_source(wanted)
 
 
 def journals_source(names: Collection[str]) -> str:
-    """Return the sources of a consumer that reads journals by name."""
+    """Return sources as the record has them, from the names of journals."""
     return _JOURNALS + ", ".join(sorted(names))
 
 
 def journal_outputs(wanted: str | Collection[str]) -> frozenset[str]:
-    """Return the outputs that a label selector of journals is, or names of journals."""
+    """Return journal outputs as the record has them, from a label selector or from names."""
     return frozenset(f"journals {each}" for each in ([wanted] if isinstance(wanted, str) else wanted) if each)
 
 
 def names_of(sources: str) -> frozenset[str]:
-    """Return the journals in sources that `journals_source` made; none of others."""
+    """Return the journals in sources from `journals_source`. Empty for a label selector."""
     if not sources.startswith(_JOURNALS):
         return frozenset()
     return frozenset(sources.removeprefix(_JOURNALS).split(", ")) - {""}
 
 
 def checked_codes(text: str) -> str:
-    """Return `accept_changes` unchanged. Raises InvalidInput for any other text than a code."""
+    """Return `accept_changes` unchanged. Raises InvalidInput if it is not a list of codes."""
     for each in text.split(","):
         code = each.strip()
         if code and (len(code) != _CODE_LENGTH or not set(code) <= set("0123456789abcdef")):

@@ -1,9 +1,8 @@
-"""The record of committed outputs in a SQL store, which makes an output count once, however often its step is tried.
+"""Log of committed outputs in a SQL store, which makes each output count once despite retries of its step.
 
-An output is remembered for `keep_days` after its commit. Then it is forgotten, if its acknowledgements are known
-to be in their journals; otherwise it stays until its step is tried again. So the table is bounded by the outputs of
-that time. The row with an empty name has the time limit of forgotten outputs: a step of a run that began
-before must not publish (`may_be_forgotten`).
+An output is kept for `keep_days` after its commit, and until its acknowledgements are known to be in their journals.
+So the number of outputs in that time limits the table. The row with an empty name has the time limit of deleted
+outputs: a step of a run that began before must not publish (`may_be_forgotten`).
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
 DEFAULT_KEEP_DAYS: Final = 90
 _DAY_SECONDS: Final = 86_400
 _MARGIN_SECONDS: Final = _DAY_SECONDS
-"""The clocks of the processes that begin runs and write outputs differ by less than this."""
+"""The maximum clock skew between the processes that begin runs and write outputs."""
 _HORIZON: Final = ""
-"""The name of the row that tells up to when outputs were forgotten."""
+"""The name of the row with the time limit of deleted outputs."""
 
 OUTPUTS = Table(
     "coranto_outputs",
@@ -61,7 +60,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CommittedOutput:
-    """An output that counts: its number of messages, and the acknowledgements that make them visible, by journal."""
+    """A committed output: its number of messages, and the acknowledgements that commit them, by journal."""
 
     messages: int
     intents: Mapping[str, bytes]
@@ -93,7 +92,7 @@ class OutputLog:
         return CommittedOutput(row.messages, intents)
 
     def may_be_forgotten(self, began: float) -> bool:
-        """Return whether outputs of runs that began at this time (Unix seconds) may have been forgotten.
+        """Return True if outputs of runs that began at this time (Unix seconds) may have been deleted from the log.
 
         Raises SqlStoreError.
         """
@@ -106,9 +105,9 @@ class OutputLog:
         return horizon is not None and began < horizon + _MARGIN_SECONDS
 
     def commit(self, output: str, asset: str, made: CommittedOutput) -> bool:
-        """Commit an output, and return whether this attempt did. Another one may have been quicker.
+        """Commit an output. Return False if another attempt has already committed it.
 
-        If the outcome is unknown, SqlStoreError is raised; try the output again then, and it is found if it committed.
+        Raises SqlStoreError if the outcome is unknown. Then retry: `find` returns the output if it was committed.
         """
         intents = {journal: base64.b64encode(content).decode() for journal, content in made.intents.items()}
         values = {
@@ -129,9 +128,9 @@ class OutputLog:
         return True
 
     def acknowledge(self, output: str) -> None:
-        """Note that the acknowledgements of an output are in their journals, and forget outputs that are old.
+        """Record that the acknowledgements of an output are in their journals, and delete old outputs.
 
-        A failure is logged, and the next output does the same again.
+        A failure is only logged: an unrecorded output stays in the log, and the next output deletes old ones.
         """
         try:
             with self._store.engine.begin() as connection:
@@ -144,7 +143,7 @@ class OutputLog:
 
 
 def _forget(connection: Connection, horizon: int) -> None:
-    """Forget the outputs that were committed before `horizon`, and that they were."""
+    """Delete the acknowledged outputs that were committed before `horizon`, and record `horizon`."""
     old = (OUTPUTS.c.committed < horizon, OUTPUTS.c.acknowledged.is_(True), OUTPUTS.c.output != _HORIZON)
     if connection.execute(select(OUTPUTS.c.output).where(*old).limit(1)).first() is None:
         return

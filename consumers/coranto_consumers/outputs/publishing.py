@@ -1,7 +1,8 @@
-"""Publishing the output of a step: its records become visible together, and count once however often it is tried.
+"""Publishing of a step's output: its records become visible atomically, and once despite retries.
 
-The records are published in a transaction that is left open. A row of the SQL store decides (`OutputLog.commit`): only
-of the attempt that wrote it are the acknowledgements appended. Any later attempt finds the row and appends them again.
+An attempt publishes the records in an open transaction. Then it inserts a row into the SQL store (`OutputLog.commit`).
+Only the attempt that inserts the row appends its acknowledgements. A later attempt finds the row, and appends the same
+acknowledgements again.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def publish_output(
     began: float,
     key: str | None = None,
 ) -> CommittedOutput:
-    """Publish records as JSON messages to journals, unless an attempt has published this `output`.
+    """Publish records as JSON messages to journals, unless an attempt has already committed this `output`.
 
     Records with equal values of the field `key` go to one journal, in order; without it, all go to one. `records` are
-    read only if nothing is published yet. `began` is when the first attempt may have begun, in Unix seconds.
+    read only if the output is not committed yet. `began` is the earliest begin of the first attempt, in Unix seconds.
 
-    Raises InvalidInput for a record without the field, and when outputs of the time of `began` may be forgotten: then
-    it is unknown whether this one was published. Raises SqlStoreError, Unavailable and the errors of appends; try again
+    Raises InvalidInput for a record without the field, and if outputs of that time may have been deleted from the log:
+    then it is unknown if this output was published. Raises SqlStoreError, Unavailable and the errors of appends; retry
     after these.
     """
     done = log.find(output)
@@ -51,7 +52,7 @@ def publish_output(
         publisher = sync_publisher(client, JsonLines())
         made = _prepared(publisher, records, _mapped(journals, output, key))
         done = made if log.commit(output, asset, made) else _committed_by_another(log, publisher, output)
-    # Readers drop acknowledgements that they have seen, so appending them again does no harm.
+    # Appending acknowledgements twice is harmless: readers ignore duplicates.
     for journal, intent in done.intents.items():
         client.append(journal, intent, retry_unknown=True)
     log.acknowledge(output)
@@ -70,7 +71,7 @@ def _prepared(
     records: Iterable[Mapping[str, Any]],
     journal_of: Callable[[Mapping[str, Any]], str],
 ) -> CommittedOutput:
-    """Publish records as pending. After an error, they are rolled back."""
+    """Publish records as pending messages. Roll them back after an error."""
     count = 0
     try:
         for record in records:

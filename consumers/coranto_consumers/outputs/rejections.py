@@ -1,4 +1,4 @@
-"""Finding the messages whose rows a store rejects, by trying parts of a transaction. Pure."""
+"""Search for the messages whose rows a store rejects, by trying parts of a transaction. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 from coranto.errors import RejectedRow
 
 MAX_REJECTED: Final = 1000
-"""The most messages of one transaction that are left out, or given nulls. Each one takes some tries to find."""
+"""The maximum number of rejected messages in one transaction. Finding each takes several attempts."""
 
 Attempt = Callable[[Collection[int], int], RejectedRow | None]
-"""Tries the first messages of a transaction, up to a count and without some numbers. Returns the rejection."""
+"""Tries the first messages of a transaction, up to a count, without some of them. Returns the rejection, or None."""
 
 
 class TooManyRejected(Exception):
-    """A store rejects more messages than are to be looked for. It never leaves a consumer."""
+    """A store rejects more messages than the maximum. Consumers do not raise it."""
 
     def __init__(self, found: dict[int, RejectedRow]) -> None:
         super().__init__(f"{len(found)} rejected messages")
@@ -25,14 +25,14 @@ class TooManyRejected(Exception):
 def find_rejected(
     count: int, attempt: Attempt, problem: RejectedRow, most: int = MAX_REJECTED
 ) -> dict[int, RejectedRow]:
-    """Return the messages, by number, whose omission lets the store take the others of a transaction of `count`.
+    """Return the rejected messages of a transaction of `count`, by number. Without them, the store accepts the others.
 
-    `problem` is the rejection of all. In their order, the store does not take any of these messages with
-    those before it; and no one of them is taken with all the others. Raises `problem` if no message causes it,
-    and TooManyRejected for more than `most`.
+    `problem` is the rejection of the whole transaction. The store rejects each returned message together with the
+    accepted messages before it. Messages that only need a row of a later message are not returned. Raises `problem` if
+    no message causes it, and TooManyRejected for more than `most`.
     """
     found: dict[int, RejectedRow] = {}
-    low = 0  # The store takes [0, low) without the found ones.
+    low = 0  # The store accepts [0, low) without the found messages.
     failure: RejectedRow | None = problem
     while failure is not None:
         if low >= count:
@@ -51,7 +51,7 @@ def find_rejected(
         low = high
         failure = attempt(found.keys(), count)
     for number in list(found) if len(found) > 1 else []:
-        # It may have lacked a row that a later message brings.
+        # The message may have needed a row of a later message.
         if attempt(found.keys() - {number}, count) is None:
             del found[number]
     return found
@@ -60,9 +60,9 @@ def find_rejected(
 def find_nulls(
     columns: Sequence[str], attempt: Callable[[Collection[str]], RejectedRow | None]
 ) -> frozenset[str] | None:
-    """Return columns of a message that have to be null for the store to take it. None if it never takes it.
+    """Return the columns that must be null for the store to accept a message. None if it rejects even all nulls.
 
-    No value of the columns can be kept with the others' nulls. `attempt` tries the message with some columns null.
+    `attempt` tries the message with some columns null. A column is returned only if the store rejects its value.
     """
     nulls = frozenset(columns)
     if not nulls or attempt(nulls) is not None:

@@ -1,1 +1,1 @@
-"""Positions of consumers in their journals: how far behind they are, and moves of them by an operator."""
+"""Positions of consumers in their journals: their lag, and moves by an operator."""

@@ -1,4 +1,4 @@
-"""The lag of a consumer: what its journals have behind its checkpoint. It reads a sample of that, and no more."""
+"""Lag of a consumer: the content of its journals after its checkpoint. Only a sample of the content is read."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from coranto.messages.uuids import Flags, clock_to_ns
 from coranto.offsets import id_of
 
 _SAMPLE_BYTES: Final = 256 << 10
-"""The unread content of a journal that is read to count its messages."""
+"""The maximum bytes of unread content of a journal that are read to count messages."""
 _SAMPLES: Final = 32
-"""The most journals whose content is read: those with the most unread bytes."""
+"""The maximum number of journals whose content is read: those with the most unread bytes."""
 
 
 _JOURNALS: Final = "journals "
-"""Begins the sources of a consumer that reads journals by their names (`outputs/identity.py`)."""
+"""Prefix of the sources of a consumer that reads journals by their names (`outputs/identity.py`)."""
 
 
 def selector_of(sources: str) -> str:
@@ -46,19 +46,19 @@ class JournalLag:
     """The offset through which the consumer has committed. None if it has not begun to read the journal."""
     head: int | None
     behind: int | None
-    """The bytes between both, as far as the journal still has them."""
+    """The bytes between `position` and `head` that the journal still has."""
     messages: int | None = None
     """The messages in these bytes, without acknowledgements."""
     is_estimate: bool = False
-    """True if `messages` follows from the mean size of the first ones."""
+    """True if `messages` is estimated from the mean size of the first messages."""
     seconds: float | None = None
     """The age of the first of these messages."""
     problem: str = ""
-    """The reason why the lag is unknown, or what prevents the consumer from reading on."""
+    """The reason why the lag is unknown, or why the consumer cannot continue."""
 
     @property
     def written_per_second(self) -> float | None:
-        """The rate of the unread content, in bytes per second; None if it has no times."""
+        """The bytes per second at which the unread content was written; None if unknown."""
         return self.behind / self.seconds if self.behind and self.seconds else None
 
 
@@ -69,10 +69,10 @@ async def lag_of(
     *,
     wall: Callable[[], float] = time.time,
 ) -> list[JournalLag]:
-    """Return the lag behind a checkpoint's offsets in each journal, in order of their names.
+    """Return the lag of a checkpoint's offsets in each journal, sorted by name.
 
-    Journals that the label selector `sources` matches and that have no offset count as unread. Raises InvalidInput for
-    a selector that is none, and errors of the client.
+    Journals that match the label selector `sources` and have no offset count as unread. Raises InvalidInput for an
+    invalid selector, and errors of the client.
     """
     heads: dict[str, JournalHead] = {}
     if offsets:
@@ -90,7 +90,7 @@ async def lag_of(
 
 
 def lag_of_head(journal: str, position: int | None, head: JournalHead | None) -> JournalLag:
-    """Return the lag of a position behind a journal's head, in bytes alone. A journal without a head does not exist."""
+    """Return the lag of a position in bytes only. A journal without a head does not exist."""
     if head is None:
         return JournalLag(journal, position, None, None, problem="there is no such journal")
     if not head.known:
@@ -107,7 +107,7 @@ def lag_of_head(journal: str, position: int | None, head: JournalHead | None) ->
 
 
 async def _with_messages(client: JournalClient, lag: JournalLag, now: float) -> JournalLag:
-    """Return a lag with its messages, counted in a sample. Content that cannot be read leaves them unknown."""
+    """Return a lag with its number of messages, from a sample. It stays unknown if the content cannot be read."""
     assert lag.head is not None
     assert lag.behind is not None
     begin = lag.head - lag.behind

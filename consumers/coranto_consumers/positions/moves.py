@@ -2,8 +2,8 @@
 
 A plan has the state of each journal at its new position (`states.py`), and the repeated or omitted messages. The commit
 keeps the rest of the checkpoint. Its acknowledgements stay, and the next start appends them again, so that all earlier
-publications of the consumer commit. A record of the move stays in the checkpoint (`SourceReset`): the instance that is
-fenced off names it as the reason, and audits take it for intended.
+publications of the consumer commit. A record of the move stays in the checkpoint (`SourceReset`): the fenced-off
+instance reports it as the reason, and audits treat it as intended.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ Target: TypeAlias = str | float | Mapping[str, int]
 FramingOf: TypeAlias = Callable[[pb.JournalSpec], Framing[Any]]
 _ADVICE = "Give offsets of the present journal."
 _COUNTED_BYTES: Final = 64 << 20
-"""The largest repeated range whose messages are counted. Nothing else needs its content."""
+"""The maximum size of a repeated range whose messages are counted. The content is read only for this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The move of a consumer in one journal. `known` is the state that it has, and `source` the one that it gets."""
+    """The move of a consumer in one journal. `known` is the current state, and `source` the new one."""
 
     journal: str
     known: Source
     source: Source
     messages: int | None = 0
-    """The repeated or omitted messages: all of transactions with acknowledgements in between. None: there are too many
-    to count."""
+    """The number of repeated or omitted messages, whose acknowledgements are between the positions. None: there are too
+    many to count."""
     is_other_journal: bool = False
     """True if `known` is of an earlier journal with that name, so the repeated or omitted messages are unknown."""
     is_begun: bool = False
-    """True if the consumer has not begun to read the journal: `known` is its beginning."""
+    """True if the consumer has not read the journal yet: `known` is the beginning of the journal."""
 
     @property
     def repeats(self) -> bool:
@@ -76,15 +76,15 @@ async def plan_moves(
     only_forward: bool = False,
     framing: FramingOf = framing_of,
 ) -> list[Move]:
-    """Return the moves of a checkpoint's journals to a target, in order of their names.
+    """Return the moves of a checkpoint's journals to a target, sorted by journal.
 
-    `journals` limits them; offsets do so too. A journal that is at its target is left out, and with `only_forward` one
-    that is beyond it. Journals that the label selector `sources` matches and the checkpoint does not have count as read
-    up to their beginning, so that a new consumer can begin anywhere. To find the state at an offset before the present
-    one, a journal is read from its beginning.
+    `journals` limits the moves, and so do offsets as a target. A journal at its target is omitted, and with
+    `only_forward` also a journal beyond its target. Journals that match the label selector `sources` and are not in the
+    checkpoint count as read up to their beginning, so that a new consumer can begin anywhere. A move back reads the
+    journal from its beginning, to find the state at the offset.
 
     Raises InvalidInput for journals that the checkpoint does not have or that do not exist, for offsets beyond a
-    journal's end, below its content or within a message, and for a move forward from amid a transaction;
+    journal's end, below its content or within a message, and for a move forward from within a transaction;
     JournalRecreated for offsets of an earlier journal, ContentGone for a time before a journal's content, Unavailable,
     and errors of the client.
     """
@@ -157,7 +157,7 @@ class _JournalMove:
             return first
         if target == LATEST:
             begin = first if self._is_other else max(first, min(self._known.read_through, head))
-            return await self._walk.boundary(begin, head)  # Its last message may not be complete.
+            return await self._walk.boundary(begin, head)  # The last message may be incomplete.
         assert isinstance(target, int)
         if not is_same(id_of(target), target, self._head.journal_id):
             raise JournalRecreated(self._name, target, id_of(target), self._head.journal_id, head, _ADVICE)
@@ -184,7 +184,7 @@ class _JournalMove:
             try:
                 found = await self._walk.to(self._known, at)
             except OffsetJump:
-                pass  # Retention has removed it just now.
+                pass  # Retention has just removed pending messages.
             else:
                 return found.source, found.messages
         found = await self._walk.to(Source(self._first), at)
@@ -200,9 +200,9 @@ class _JournalMove:
 
 
 def moved(moves: Sequence[Move], *, at: float | None = None) -> Callable[[Restored], Checkpoint]:
-    """Return the change of a checkpoint that makes moves: for `change_checkpoint`. `at` is the time; default: now.
+    """Return the function that applies moves to a checkpoint, for `change_checkpoint`. `at` is the time; default: now.
 
-    It raises InvalidInput if the consumer has committed in a journal that is to move forward, or has another
+    The function raises InvalidInput if the consumer has since committed in a journal that moves forward, or has another
     checkpoint.
     """
     when = time.time() if at is None else at

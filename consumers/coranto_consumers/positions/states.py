@@ -1,8 +1,8 @@
 """The state of a reader that has read everything before an offset of a journal.
 
-A position is more than an offset. Transactions that are open there have messages before it, and are committed by an
-acknowledgement behind it. A reader that begins with the state at an offset delivers such a transaction as a whole, and
-none that was acknowledged before. So no transaction is ever delivered in half.
+A position is more than an offset. An open transaction has messages before the offset, and its acknowledgement after it.
+A reader that begins with the state at an offset delivers such a transaction as a whole, and no transaction that was
+acknowledged before. So no transaction is delivered partly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coranto_consumers.audit.replay import Replay, Replayed
 
 
 class JournalWalk:
-    """Walks over the messages of one journal, to find states at its offsets."""
+    """Reads the messages of one journal to find states at its offsets."""
 
     def __init__(self, client: JournalClient, framing: Framing[Any], journal: str) -> None:
         self._client = client
@@ -27,7 +27,7 @@ class JournalWalk:
         self._journal = journal
 
     async def to(self, start: Source, end: int) -> Replayed:
-        """Return the result of reading on from `start` up to `end`: the state there, and the messages in between.
+        """Return the replay from `start` to `end`: the state there, and the number of messages in between.
 
         Raises InvalidInput for an `end` within a message, which names the offsets around it, OffsetJump if a pending
         message is gone, and the client's errors.
@@ -49,7 +49,7 @@ class JournalWalk:
         return (await Replay(self._client, self._framing, self._journal, start, end).run()).messages
 
     async def boundary(self, begin: int, end: int) -> int:
-        """Return the last offset up to `end` where a message may begin. One begins at `begin`."""
+        """Return the last message boundary that is not after `end`. `begin` is a boundary."""
         if begin >= end:
             return begin
         async with contextlib.aclosing(self._client.read(self._journal, begin, end_offset=end)) as chunks:
@@ -66,10 +66,10 @@ class JournalWalk:
         return None
 
     async def is_amid_delivery(self, source: Source, first: int) -> bool:
-        """Return True if a checkpoint's state has delivered a part of the messages that one acknowledgement commits.
+        """Return True if a checkpoint was taken during the delivery of one acknowledgement's messages.
 
-        Content before `first` is gone. It reads the journal from there if the next message acknowledges pending ones;
-        no other state can be such a one.
+        That is possible only if the next message acknowledges pending messages. Then the journal is read from `first`,
+        the begin offset of its content.
         """
         pending = {producer for producer, state in source.producers.items() if state.is_pending}
         if not pending:

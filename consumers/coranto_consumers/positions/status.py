@@ -29,14 +29,14 @@ from coranto_consumers.runtime.specs import most_advanced
 from coranto_consumers.stores.reading import consumer_names, display_name, read_checkpoint
 
 MAX_CONSUMERS: Final = 500
-"""The most shards of one process, and the most consumers of one store, whose lag is asked for."""
+"""The maximum number of shards of one process, and of consumers of one store, whose lag is reported."""
 _CONCURRENCY: Final = 32
 _PROCESS_SCHEMES: Final = ("http://", "https://", "unix://")
 _VARIABLES: Final = ("CORANTO_CONSUMER", "CORANTO_STORE_URL")
 
 
 async def consumers(context: StatusContext) -> SectionResult:
-    """Return the lag of consumers, and judgements of those that do not work."""
+    """Return the lag of consumers, and a problem for each consumer that does not work."""
     named = list(context.consumers or filter(None, map(os.environ.get, _VARIABLES)))
     works = {each: _of_store(context, each) if _is_store(each) else _of_process(context, [each]) for each in named}
     if not context.consumers and context.etcd:
@@ -74,7 +74,7 @@ async def _announced(context: StatusContext) -> list[Sequence[str]]:
 
 
 async def _of_process(context: StatusContext, endpoints: Sequence[str]) -> SectionResult:
-    """Return the shards of a consumer, by the first of its processes that answers."""
+    """Return the shards of a consumer, from the first of its processes that answers."""
     failure: CorantoError | None = None
     for endpoint in endpoints:
         config = ClientConfig.from_environment(endpoint, retry_timeout=context.timeout / 2)
@@ -122,7 +122,7 @@ async def _of_store(context: StatusContext, store: str) -> SectionResult:
                 try:
                     found = await asyncio.to_thread(read_checkpoint, store, name)
                 except InvalidInput:
-                    return None  # It was retired: it never reads again.
+                    return None  # A retired consumer never reads again.
                 except CorruptData as error:
                     return ConsumerState(name, home, None, problem=str(error))
             if found is None:
@@ -150,7 +150,7 @@ def _state(
     context: StatusContext, name: str, home: str, offsets: Mapping[str, int], journals: Iterable[str]
 ) -> ConsumerState:
     if not context.journals:
-        return ConsumerState(name, home, None)  # No broker listed journals, which is a problem of its own.
+        return ConsumerState(name, home, None)  # No broker listed journals, which is reported separately.
     found = {each: _head(context, each) for each in sorted(journals)}
     silent = {journal for journal, head in found.items() if head is not None and not head.known}
     lags = [lag_of_head(each, offsets.get(each), head) for each, head in found.items() if each not in silent]

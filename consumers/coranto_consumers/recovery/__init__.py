@@ -1,4 +1,4 @@
-"""Doctors of consumers, for the engine of `coranto.recovery`: failed shards, and stores that journals contradict."""
+"""Doctors for the engine of `coranto.recovery`: for failed shards, and for stores that contradict their journals."""
 
 from coranto_consumers.recovery.repairable import RepairableDatabase, repairable_store
 from coranto_consumers.recovery.shards import ShardDoctor

@@ -1,4 +1,4 @@
-"""Losses that findings about a consumer are about, and which of them an acceptance ends."""
+"""Losses in the findings about a consumer, and the losses that can be accepted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHECKPOINT: Final = frozenset(
         Kind.CHECKPOINT_DIFFERS,
     }
 )
-"""The kinds of findings about checkpoints that are not the ones that the consumer wrote last."""
+"""The kinds of findings about a checkpoint that is not the last one that the consumer wrote."""
 LOSSES: Final = frozenset(
     {
         Kind.JOURNAL_GONE,
@@ -33,9 +33,9 @@ _UNSETTLED: Final = frozenset({Kind.CHECKPOINT_GONE, Kind.CHECKPOINT_SET_BACK, K
 
 
 def can_be_accepted(finding: Finding) -> bool:
-    """Return True for a loss that audits no longer find once the present state is taken for right.
+    """Return True for a loss that audits do not report any more after the current state was accepted.
 
-    A consumer cannot continue from a checkpoint that is not there, is not readable, or is behind its journal's end.
+    A consumer cannot continue from a checkpoint that is missing, unreadable, or beyond the end of its journal.
     """
     if finding.kind is Kind.CHECKPOINT_GONE:
         return "fence" in finding.facts
@@ -48,7 +48,7 @@ def is_unsettled(finding: Finding) -> bool:
 
 
 def loss_of(finding: Finding) -> Loss:
-    """Return the loss that a finding about a consumer is about."""
+    """Return the loss in a finding about a consumer."""
     facts = finding.facts
 
     def text(name: str) -> str:
@@ -59,7 +59,7 @@ def loss_of(finding: Finding) -> Loss:
 
     begins = {Kind.CHECKPOINT_SET_BACK: "read_through"}
     detail = ""
-    if finding.kind is Kind.EXPECTATION_FAILED:  # Both numbers grow while the consumer runs, and differ by the same.
+    if finding.kind is Kind.EXPECTATION_FAILED:  # Both numbers grow; their difference is constant.
         detail = f"{text('query')}: {Decimal(text('found')) - Decimal(text('expected'))}"
     elif finding.kind is Kind.CHECKPOINT_DIFFERS:
         detail = ", ".join(map(str, [*_listed(facts.get("producers")), *_listed(facts.get("offsets"))]))

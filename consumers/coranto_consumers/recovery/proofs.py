@@ -1,8 +1,8 @@
 """Proofs that a checkpoint and tables belong together: totals proven by audits, and queries over the tables.
 
 A checkpoint is written back only with proof: an earlier audit has proven it, and every expectation shows that the
-tables hold exactly the messages that it covers. Otherwise the tables and the checkpoint are of different moments, and
-no program can find the messages that they have in common.
+tables hold exactly the messages that it covers. Otherwise, the tables and the checkpoint are of different times, and it
+is unknown which messages the tables hold.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from coranto_consumers.audit.memory import Known, KnownShard
 _OLDER: Final = frozenset({Kind.CHECKPOINT_SET_BACK, Kind.CHECKPOINT_GONE, Kind.UNREAD_CONTENT_GONE})
 """Findings about a checkpoint that is older than one that an audit knows."""
 _SUSPECTS: Final = 10
-"""The most moved checkpoints whose combinations are compared with the tables."""
+"""The maximum number of moved checkpoints whose combinations are compared with the tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Diagnosed:
 def proven(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) -> list[RecoveryStep]:
     """Return steps that write proven checkpoints back, if the tables agree with them.
 
-    A checkpoint that was set forward to where a message ends contradicts no journal, only the tables. So without
-    damage that agrees, all checkpoints that moved since they were proven are suspects.
+    A checkpoint that was set forward to the end of a message contradicts no journal, only the tables. So if the damaged
+    checkpoints alone do not explain the tables, all checkpoints that moved since they were proven are suspects.
     """
     if not check.expectations or not _contradicts(diagnosed.findings, damaged):
         return []
@@ -47,7 +47,7 @@ def proven(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) 
         subsets = [frozenset(each) for n in range(1, len(moved) + 1) for each in combinations(moved, n)]
         fitting = [damaged | each for each in subsets if _agrees(check, diagnosed, damaged | each)]
         if len(fitting) != 1:
-            return []  # The tables may be of several moments, so none is proven.
+            return []  # No combination agrees, or several do, so nothing is proven.
         (wrong,) = fitting
     steps = []
     for name in sorted(wrong):
@@ -56,7 +56,7 @@ def proven(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) 
             checkpoint = known.proven_checkpoint()
         except CorruptData:
             return []
-        if _is_behind_journals(diagnosed.findings, name, checkpoint):
+        if _is_ahead_of_journals(diagnosed.findings, name, checkpoint):
             return []
         offsets = offsets_of(checkpoint)
         steps.append(
@@ -72,7 +72,7 @@ def proven(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) 
 
 
 def taken(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) -> list[RecoveryStep]:
-    """Return steps that accept older checkpoints as right, if the tables agree with them.
+    """Return steps that accept older checkpoints as correct, if the tables agree with them.
 
     Then the whole database was restored from a backup, and nothing is lost as long as the journals have the content
     to read again.
@@ -97,7 +97,7 @@ def taken(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) -
     return steps
 
 
-def _is_behind_journals(findings: Iterable[Finding], shard: str, checkpoint: Checkpoint) -> bool:
+def _is_ahead_of_journals(findings: Iterable[Finding], shard: str, checkpoint: Checkpoint) -> bool:
     """Return True if a journal that lost content ends before the offset of a checkpoint."""
     return any(
         each.kind is Kind.CHECKPOINT_AHEAD
@@ -112,7 +112,7 @@ def _contradicts(findings: Iterable[Finding], damaged: Collection[str]) -> bool:
 
 
 def _has_moved(shard: str, diagnosed: Diagnosed) -> bool:
-    """Return True if a sound checkpoint is not where an audit has proven it."""
+    """Return True if a sound checkpoint has other offsets than the proven one."""
     known, now = diagnosed.known.shards.get(shard), diagnosed.sound[shard]
     if known is None:
         return False
@@ -124,7 +124,7 @@ def _has_moved(shard: str, diagnosed: Diagnosed) -> bool:
 
 
 def _agrees(check: ConsumerCheck, diagnosed: Diagnosed, wrong: Collection[str]) -> bool:
-    """Return True if the tables hold exactly the content of the current checkpoints, with proven ones for `wrong`."""
+    """Return True if the tables agree with the current checkpoints, and with the proven ones of `wrong` shards."""
     if not wrong:
         return False
     shards = {**diagnosed.sound, **{name: diagnosed.known.shards.get(name) for name in wrong}}
@@ -153,7 +153,7 @@ def _counted(shard: KnownShard, measure: str) -> Number | None:
 
 
 def evident_fence(findings: Iterable[Finding], shard: str) -> int:
-    """Return the highest fence of a shard that is known and that its store does not have; 0 if there is none."""
+    """Return the highest known fence of a shard, if it is above the store's; otherwise 0."""
     known = [each.facts.get("known_fence") for each in findings if each.subject.name == shard]
     return max([0, *(int(str(fence)) for fence in known if fence)])
 

@@ -1,4 +1,4 @@
-"""The stores that recovery repairs: a doctor's view of a database, and of an Iceberg catalog."""
+"""Stores that recovery can repair: databases and Iceberg catalogs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class RepairableStore(Protocol):
 
     @property
     def shows_present_tables(self) -> bool:
-        """True if queries show tables as they are; False if they show them as the checkpoint knows them."""
+        """True if queries read the current tables; False if they read the snapshots that the checkpoint records."""
 
     def raise_fence(self, shard: str) -> Restored:
-        """Raise a shard's fence. Return it, and the checkpoint. Raises SqlStoreError, and CorruptData for no state."""
+        """Raise a shard's fence. Return the fence and the checkpoint. Raises SqlStoreError, and CorruptData."""
 
     def write_checkpoint(self, shard: str, known_fence: int, checkpoint: Checkpoint) -> int:
-        """Write a checkpoint under a fence above all that are known, and return that.
+        """Write a checkpoint under a fence above `known_fence` and the current fence, and return the new fence.
 
-        Raises InvalidInput for a retired consumer, CorruptData for rows that are gone, and SqlStoreError.
+        Raises InvalidInput for a retired consumer, CorruptData if rows are gone, and SqlStoreError.
         """
 
     def delete_staged(self, shard: str, table: str) -> int:
@@ -43,7 +43,7 @@ def repairable_store(url: str) -> RepairableStore:
 
 
 class RepairableDatabase:
-    """A database."""
+    """A SQL database with consumers' checkpoints."""
 
     shows_present_tables = True
 
@@ -94,17 +94,17 @@ class RepairableDatabase:
 
 
 class RepairableCatalog:
-    """An Iceberg catalog, with the home of a URL."""
+    """An Iceberg catalog with consumers' checkpoints, in the home table of a URL."""
 
     shows_present_tables = False
 
     def __init__(self, url: str) -> None:
-        from coranto_consumers.stores.iceberg.owner import IcebergOwner  # It takes the extra `lake`.
+        from coranto_consumers.stores.iceberg.owner import IcebergOwner  # Needs the extra `lake`.
         from coranto_consumers.stores.iceberg.urls import IcebergHome
 
         home = IcebergHome.at(url)
         self._name = home.name
-        # Writes under this owner have no files. Folders are the rule, so that the next owner looks for them.
+        # This owner writes no data files. Like any owner, it names a folder, where the next owner looks for files.
         self._owner = IcebergOwner(home.catalog, home.table)
 
     def raise_fence(self, shard: str) -> Restored:

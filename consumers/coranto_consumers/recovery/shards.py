@@ -1,4 +1,4 @@
-"""Shards that failed, or that no process runs."""
+"""Recovery of shards that failed, or that no process runs."""
 
 from __future__ import annotations
 

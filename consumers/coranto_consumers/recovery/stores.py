@@ -1,4 +1,4 @@
-"""A consumer's store: staged rows, acknowledgements, and checkpoints that were changed or deleted.
+"""Recovery of a consumer's store: staged rows, acknowledgements, and checkpoints that were changed or deleted.
 
 `coranto_consumers.recovery.proofs` decides which checkpoint the tables agree with.
 """
@@ -22,16 +22,16 @@ from coranto_consumers.recovery.repairable import RepairableStore
 
 
 class StoreDoctor:
-    """Finds damage between a consumer's store and its journals, by its audit, and repairs it where possible.
+    """Finds contradictions between a consumer's store and its journals with an audit, and repairs them if possible.
 
-    Every change raises the fence first, so a process of the consumer that still runs cannot commit in between. That
+    Every change of a checkpoint raises the fence, so a running process of the consumer cannot commit in between. That
     process stops or restarts, as after any change of owner.
     """
 
     def __init__(
         self, client: JournalClient, store: RepairableStore, new_check: Callable[[bool], ConsumerCheck]
     ) -> None:
-        """`new_check` returns the audit; its argument says that the present state is to be accepted."""
+        """`new_check` returns the audit. Its argument is True to accept the current state."""
         self._client = client
         self._store = store
         self._new_check = new_check
@@ -73,7 +73,7 @@ class StoreDoctor:
                 losses.append(loss_of(each))
             elif each.is_error and each not in lost and not self._is_repaired(each, repaired, damaged):
                 remarks.append(Remark(name, each.message))
-        # A step that raises a fence leaves all rows that are staged now below it.
+        # A step that raises a fence makes all currently staged rows stale.
         left = {(step.subject, step.facts["table"]) for step in steps if step.kind is StepKind.DELETE_STAGED_ROWS}
         steps += [
             _delete_step(name, each.table, each.fence, each.rows)
@@ -90,7 +90,7 @@ class StoreDoctor:
 
     @staticmethod
     def _is_loss(finding: Finding) -> bool:
-        """Return True for a loss. An acknowledgement that was never appended can still be."""
+        """Return True for a loss. An acknowledgement that was never appended is not lost: recovery appends it."""
         missing = finding.kind is Kind.ACKNOWLEDGEMENT_MISSING and finding.facts.get("appended") is False
         return finding.is_error and finding.kind in LOSSES and not missing
 
@@ -125,7 +125,7 @@ class StoreDoctor:
         return f"appended to {', '.join(await self._acknowledge(checkpoint))} under fence {fence}"
 
     async def _acknowledge(self, checkpoint: Checkpoint) -> list[str]:
-        """Append a checkpoint's acknowledgements, as a start of the consumer does. Return the journals."""
+        """Append a checkpoint's acknowledgements, as a starting consumer does. Return the journals."""
         appended = []
         for journal, content in sorted(checkpoint.ack_intents.items()):
             if content:
@@ -133,7 +133,7 @@ class StoreDoctor:
                     await self._client.append(journal, content, retry_unknown=True)
                 except JournalNotFound:
                     if not shows(self._client.config.auth, journal):
-                        raise  # The token may hide it.
+                        raise  # The token may hide the journal.
                     continue
                 appended.append(journal)
         return appended
@@ -148,7 +148,7 @@ class StoreDoctor:
         if offsets_of(checkpoint) != step.facts["offsets"]:
             raise CorantoError(f"another checkpoint of {step.subject} was proven since, so plan again")
         fence = await asyncio.to_thread(self._store.write_checkpoint, step.subject, fence, checkpoint)
-        if (back := shard.restored_to_proven()) != shard:  # A cheap audit has seen the wrong one.
+        if (back := shard.restored_to_proven()) != shard:  # A cheap audit has remembered the wrong checkpoint.
             await check.keep(replace(known, shards={**known.shards, step.subject: back}))
         return f"wrote it back under fence {fence}"
 
@@ -161,16 +161,16 @@ class StoreDoctor:
         return f"it continues there under fence {await self._settle(step.subject, known, present.checkpoint)}"
 
     async def _settle(self, shard: str, known: int, checkpoint: Checkpoint) -> int:
-        """Write a checkpoint under a fence above `known`, and return that. Its acknowledgements are appended first.
+        """Append a checkpoint's acknowledgements, write it under a fence above `known`, and return the new fence.
 
-        They are left out of it, because their journals may have later ones, which would contradict it.
+        It is written without the acknowledgements: their journals may have later ones, which would contradict it.
         """
         await self._acknowledge(checkpoint)
         settled = replace(checkpoint, ack_intents={})
         return await asyncio.to_thread(self._store.write_checkpoint, shard, known, settled)
 
     async def _accept(self, step: RecoveryStep) -> str:
-        """Have audits take the present state for right, unless more was lost since the plan was approved."""
+        """Accept the current state in audits. Raises CorantoError if more was lost since the plan was approved."""
         check = self._new_check(False)
         found = [each for each in (await check.run()).findings if self._is_loss(each)]
         more = [each for each in found if loss_of(each) not in self._approved]

@@ -1,6 +1,6 @@
-"""Tables without code: a file says which messages are read, and the table that they become.
+"""Tables without code: a file defines the messages to read, and the table to write.
 
-`run_table` runs it on a shard of this process or on Spark; `coranto table` does so from a shell.
+`run_table` runs in a shard of this process or on Spark. `coranto table` is its command line.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from coranto_consumers.tables.spec import DELETED
 
 
 class TableApplication(Application[Store]):
-    """Writes the messages of one shard to a table. Make one for each run of the shard."""
+    """Writes the messages of one shard to a table. Create an instance for each run of the shard."""
 
     def __init__(self, layout: TableLayout, require_latest: Callable[[], None] = lambda: None) -> None:
-        """`require_latest` is called before a transaction commits, once its messages are read."""
+        """`require_latest` is called before a transaction commits, after its messages were read."""
         spec = layout.spec
         self._layout = layout
         self._require_latest = require_latest

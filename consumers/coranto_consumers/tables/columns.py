@@ -6,7 +6,7 @@
 | FLOAT, DOUBLE | DOUBLE PRECISION | float, double |
 | ARRAY, MAP, STRUCT | JSON | list, map, struct |
 
-The others have the type of the same name.
+Other fields have the type of the same name.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ _KEYS: Final = frozenset(
         *(PlainKind.STRING, PlainKind.DATE, PlainKind.TIMESTAMP, PlainKind.TIMESTAMP_NTZ),
     }
 )
-"""Types whose values are equal in all stores, or not. Decimals are, too."""
+"""Types of keys: all stores agree which of their values are equal. Decimals are possible, too."""
 _SQLITE_DIGITS: Final = 15
-"""The digits of a decimal that SQLite keeps."""
+"""The maximum digits of a decimal in SQLite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class TableLayout:
     messages: tuple[TypeField, ...]
     """The fields of messages that are read. Keys are not nullable."""
     rows: tuple[TypeField, ...]
-    """The columns of the table. None if expressions decide about them, and no session of Spark has told them."""
+    """The columns of the table. Empty if expressions define them, and Spark has not resolved them yet."""
     version: TypeVersion | None = None
     """The registered type of the messages."""
 
@@ -84,9 +84,9 @@ class TableLayout:
 
 
 def layout_of(spec: TableSpec, version: TypeVersion | None = None) -> TableLayout:
-    """Return the layout of a table, of whose messages `version` is the type if the file names a registry.
+    """Return the layout of a table. `version` is the type of its messages, if the file names a registry.
 
-    Raises InvalidInput for a key or an operation that messages do not have, and for types that are not possible there.
+    Raises InvalidInput for a key or an operation column that messages do not have, and for unsupported types.
     """
     fields = spec.columns
     if version is not None:  # Messages of earlier versions may lack any field.
@@ -103,7 +103,7 @@ def layout_of(spec: TableSpec, version: TypeVersion | None = None) -> TableLayou
 
 
 def with_rows(layout: TableLayout, rows: Sequence[TypeField]) -> TableLayout:
-    """Return a layout with the columns of its table. Raises InvalidInput for types that its store does not keep."""
+    """Return a layout with the columns of its table. Raises InvalidInput for types that its store does not support."""
     spec = layout.spec
     for field in rows:
         if field.name in spec.key and field.kind not in _KEYS and not isinstance(field.kind, DecimalKind):
@@ -164,7 +164,7 @@ def sql_type(kind: Kind) -> Any:
 
 
 def arrow_columns(fields: Sequence[TypeField]) -> pa.Schema:
-    """Return fields as columns in Arrow, with their nullability."""
+    """Return the Arrow schema of fields, with their nullability."""
     import pyarrow as pa
 
     from coranto.types.arrow import arrow_type

@@ -1,7 +1,7 @@
-"""The table of a store, compared with the columns that it should have, and changed if it may be.
+"""Comparison of a table in a store with its expected columns, and safe changes of the table.
 
-A change adds nullable columns, or makes types wider by the rule of message types (`coranto.types.kinds.widens`). No row
-changes. Of several processes that make the same change, one does, and the others find it done.
+A change adds nullable columns, or widens types by the rule of message types (`coranto.types.kinds.widens`). No row
+changes. If several processes make the same change, one succeeds, and the others find it done.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class ColumnChange:
 
     field: TypeField
     problem: str
-    """Such as `has no column 'note'`."""
+    """The problem, such as `has no column 'note'`."""
     advice: str
-    """The way to make the change by hand, such as a statement of SQL."""
+    """The way to make the change by hand, such as a SQL statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class TableState:
     changes: Sequence[ColumnChange] = ()
     """The changes that `evolve` makes."""
     problems: Sequence[str] = ()
-    """The differences that no safe change removes."""
+    """The differences that no safe change can remove."""
 
 
 class TargetTable(Protocol):
@@ -45,11 +45,11 @@ class TargetTable(Protocol):
         ...
 
     def create(self) -> None:
-        """Create the table, if another process has not. Raises SqlStoreError, and InvalidInput without the right."""
+        """Create the table if it does not exist. Raises SqlStoreError, and InvalidInput without the permission."""
         ...
 
     def change(self, changes: Sequence[ColumnChange]) -> None:
-        """Make changes, or a part of them, if another process is faster. Raises SqlStoreError."""
+        """Make the changes that another process has not made first. Raises SqlStoreError."""
         ...
 
 
@@ -79,13 +79,13 @@ def prepare(layout: TableLayout, target: TargetTable) -> Sequence[ColumnChange]:
 
 
 def require_no_problems(layout: TableLayout, state: TableState) -> None:
-    """Raise InvalidInput for differences that no safe change removes."""
+    """Raise InvalidInput for differences that no safe change can remove."""
     if state.problems:
         raise InvalidInput("; ".join(state.problems), field=f"table {layout.spec.table}")
 
 
 def not_evolved(layout: TableLayout, state: TableState) -> InvalidInput:
-    """Return the error for a table that needs changes which its file does not allow."""
+    """Return the error for a table that needs changes, if its file does not allow them."""
     found = "; ".join(f"{each.problem} ({each.advice})" for each in state.changes)
     source = f"type {layout.version}" if layout.version is not None else "file"
     names = ", ".join(f"{each.field.name} {format_kind(each.field.kind)}" for each in state.changes)

@@ -1,4 +1,4 @@
-"""The table in an Iceberg catalog: compared, created, changed."""
+"""A table in an Iceberg catalog: comparison, creation and changes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _column(field: TypeField, columns: pa.Schema) -> pa.Field:
 
 
 def _kind(columns: pa.Schema, name: str) -> Kind | None:
-    """Return the type of a column. None for one that fields of messages do not have."""
+    """Return the type of a column. None if fields of messages cannot have it."""
     try:
         [found] = fields_of_arrow(pa.schema([columns.field(name)]))
     except InvalidInput:
@@ -97,7 +97,7 @@ def _kind(columns: pa.Schema, name: str) -> Kind | None:
 
 
 def _can_widen(there: Kind, wanted: Kind) -> bool:
-    """Return True for the changes of types that Iceberg has: int to long, float to double, more digits."""
+    """Return True for the type changes that Iceberg supports: int to long, float to double, more digits."""
     if isinstance(there, DecimalKind) and isinstance(wanted, DecimalKind):
         return there.scale == wanted.scale and widens(there, wanted)
     return (there, wanted) in ((PlainKind.INT, PlainKind.BIGINT), (PlainKind.FLOAT, PlainKind.DOUBLE))

@@ -1,4 +1,4 @@
-"""The journals of a table: the present ones, their content, and the layout of the table that they become."""
+"""Source journals of a table: the current ones, their content, and the layout of the table."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from coranto_consumers.tables.spec import TableSpec
 
 
 def find_layout(client: SyncJournalClient, spec: TableSpec) -> TableLayout:
-    """Return the layout of a table whose journals exist, with the latest version of its type.
+    """Return the layout of a table, with the latest version of its type. Its journals must exist.
 
-    Raises InvalidInput for journals, a type or columns that are not possible, and the client's errors.
+    Raises InvalidInput for journals, a type or columns that are not supported, and the client's errors.
     """
     journals = list_journals(client, spec.input.selector, field="input", labels=ANY_LABELS)
     if (error := no_key_in_several(spec, [each.name for each in journals])) is not None:
@@ -44,7 +44,7 @@ def find_layout(client: SyncJournalClient, spec: TableSpec) -> TableLayout:
 
 
 def no_key_in_several(spec: TableSpec, journals: Sequence[str]) -> InvalidInput | None:
-    """Return the error for journals that may have messages of one key, whose order is unknown; None for others."""
+    """Return the error for journals without an order between messages of one key; None if there is an order."""
     if not spec.key or spec.input.stream or spec.input.keyed or len(journals) < 2:
         return None
     return InvalidInput(
@@ -80,7 +80,7 @@ def _require_json(journals: Sequence[JournalInfo]) -> None:
 
 
 def _require_batches(layout: TableLayout) -> None:
-    """Raise InvalidInput for messages that are not read without Spark."""
+    """Raise InvalidInput for messages that only Spark can read."""
     form = JsonForm() if layout.version is None else layout.version.definition.form
     if not isinstance(form, JsonForm):
         raise InvalidInput(
@@ -95,7 +95,7 @@ def _require_batches(layout: TableLayout) -> None:
 
 
 def present_journals(client: SyncJournalClient, spec: TableSpec) -> dict[str, ContentExtent]:
-    """Return the content of the journals that there are now. Raises as `find_layout`, without a look at the type."""
+    """Return the content of the current journals. Raises as `find_layout`, except for the type."""
     journals = list_journals(client, spec.input.selector, field="input", labels=ANY_LABELS)
     if (error := no_key_in_several(spec, [each.name for each in journals])) is not None:
         raise error
@@ -103,9 +103,9 @@ def present_journals(client: SyncJournalClient, spec: TableSpec) -> dict[str, Co
 
 
 def require_content(present: Mapping[str, ContentExtent], sources: Mapping[str, Source]) -> None:
-    """Raise OffsetJump or StreamTruncated for content that is gone before a checkpoint's reader got it.
+    """Raise OffsetJump or StreamTruncated for content that is gone before it was read.
 
-    A journal that ends before its offset, or was created again, is left to the reader, which knows the reason.
+    A journal that ends before its offset, or was recreated, raises nothing here: the reader reports the reason.
     """
     for journal in sorted(gone_segments(present, sources).unread):
         raise not_read(journal, sources[journal].read_through)

@@ -1,4 +1,4 @@
-"""The rows of a transaction without Spark: of each key the last one, by the order of commits."""
+"""Rows of a transaction without Spark: the last row of each key, in commit order."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from coranto_consumers.tables.spec import DELETED, OperationColumn, TableSpec
 
 
 class JournalRows(NamedTuple):
-    """Rows of one journal, in the order of commits."""
+    """Rows of one journal, in commit order."""
 
     journal: str
     rows: pa.RecordBatch
 
 
 def table_rows(batch: pa.RecordBatch, names: Sequence[str], operation: OperationColumn | None) -> pa.RecordBatch:
-    """Return the columns of a table, and with an operation the column that marks rows to delete."""
+    """Return the rows with the columns of a table. An operation adds the column that marks rows to delete."""
     columns = [batch.column(name) for name in names]
     if operation is None:
         return pa.RecordBatch.from_arrays(columns, list(names))
@@ -32,7 +32,7 @@ def table_rows(batch: pa.RecordBatch, names: Sequence[str], operation: Operation
 
 
 def last_rows(spec: TableSpec, plan: MergePlan, parts: Sequence[JournalRows]) -> pa.Table:
-    """Return the last row of each key. Raises InvalidInput for a key that several journals have."""
+    """Return the last row of each key. Raises InvalidInput for a key in several journals."""
     _require_one_journal(spec, parts)
     return last_of_keys(plan, pa.Table.from_batches([part.rows for part in parts])).combine_chunks()
 

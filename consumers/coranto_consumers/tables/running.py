@@ -1,4 +1,4 @@
-"""Runs of tables: the layout, the table in its store, and the runner that the file names."""
+"""Run of a table: its layout, its table in the store, and its runner."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from coranto_consumers.tables.type_watch import TypeWatch
 
 _POLL_SECONDS: Final = 0.2
 _STOP_SECONDS: Final = 60.0
-"""The time for a table to complete its transactions after an interruption."""
+"""Seconds that a table may complete its transactions after an interruption."""
 _DEFAULTS: Final = RunOptions()
 
 _log = structlog.get_logger(__name__)
 
 
 class ExaminedTable(NamedTuple):
-    """A table with its columns, and its place in the store."""
+    """The layout of a table, and the table in its store."""
 
     layout: TableLayout
     target: TargetTable
 
 
 def examine(client: SyncJournalClient, spec: TableSpec) -> ExaminedTable:
-    """Return a table whose journals, type and expressions are found to be sound. Changes nothing.
+    """Check the journals, type and expressions of a table, and return it. Changes nothing.
 
-    Starts a session of Spark for expressions. Raises InvalidInput, and errors of the client.
+    Starts a Spark session for expressions. Raises InvalidInput, and errors of the client.
     """
     layout = find_layout(client, spec)
     if spec.select or spec.filter:
@@ -64,9 +64,9 @@ def run_table(config: ClientConfig, spec: TableSpec, options: RunOptions = _DEFA
 
     * InvalidInput for a file that does not fit the journals, the type or the table,
     * Fenced when another process has started, and ConsumerChanged for other sources or another store than before,
-    * CorruptMessage and RejectedRow for a message that does not become a row,
+    * CorruptMessage and RejectedRow for a message that cannot become a row,
     * OffsetJump, StreamTruncated and CorruptData for content that is gone before it was read,
-    * errors of the client and the store, if they do not pass: `once` after ten minutes.
+    * errors of the client and the store that are not temporary, or with `once`, last for ten minutes.
 
     After any of them, the next run continues from the last commit.
     """
@@ -102,7 +102,7 @@ def _run_as_shard(
 
 
 def _prepared(client: SyncJournalClient, spec: TableSpec) -> TableLayout:
-    """Return the layout of a table, which is in its store afterwards and has all columns.
+    """Create or change the table in its store if necessary, and return its layout.
 
     Raises InvalidInput, and errors of the client and the store.
     """

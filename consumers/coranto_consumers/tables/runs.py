@@ -24,10 +24,10 @@ class RunOptions(NamedTuple):
     once: bool = False
     """The run ends when all messages that were present at its start are in the table."""
     stop: Callable[[], bool] = lambda: False
-    """Returns True to end the run, after the transaction that is under way."""
+    """Returns True to end the run after the current transaction."""
     wait: Callable[[], object] = lambda: time.sleep(1.0)
-    """Waits a moment."""
+    """Waits briefly."""
     on_progress: Callable[[TableReport], object] = lambda report: None
-    """Gets the progress of the run, several times a second, or after each transaction."""
+    """Called with the progress of the run, several times a second or after each transaction."""
     accept_changes: str = ""
-    """The code that confirms another input or store than before. The error ConsumerChanged names it."""
+    """The code that confirms a changed input or store. The error ConsumerChanged has it."""

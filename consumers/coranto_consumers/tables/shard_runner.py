@@ -1,8 +1,8 @@
-"""A table that one shard of this process writes, without Java.
+"""Runner that writes a table with one shard of this process, without Java.
 
-The shard has the checkpoint and the fence of the table's name in its store. It reads the journals that may be read:
-segments of a stream once those before them are read to their ends, so that messages of a routing key come in order. If
-others may be read as well, it completes its transactions, and begins again with them.
+The shard has its checkpoint and its fence in the store, under the table's name. It reads open journals: a segment of a
+stream is open once its predecessors are read to their ends, so that messages of a routing key stay in order. When more
+journals open, the shard completes its transactions, and restarts with them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from coranto_consumers.tables.spec import TableSpec
 from coranto_consumers.tables.type_watch import TypeChanged, TypeWatch
 
 _MAX_SECONDS: Final = 1.0
-"""The longest time for a transaction to take messages, unless the file has a longer interval."""
+"""The maximum seconds that a transaction takes messages, unless the file has a longer interval."""
 _POLL_SECONDS: Final = 0.05
 _CHECK_SECONDS: Final = 2.0
-"""The time between two looks for journals that may be read."""
+"""Seconds between two checks for open journals."""
 
 _log = structlog.get_logger(__name__)
 
@@ -58,9 +58,9 @@ class ShardRunner:
         options: RunOptions,
         clock: Clock | None = None,
     ) -> None:
-        """`client`, `prepared` and `watch` are used in threads.
+        """`client`, `prepared` and `watch` are called in other threads.
 
-        `prepared` prepares the table and returns its layout. `watch` is asked before each commit.
+        `prepared` prepares the table and returns its layout. `watch` is checked before each commit.
         """
         self._sync = client
         self._spec = spec
@@ -68,19 +68,19 @@ class ShardRunner:
         self._watch = watch
         self._options = options
         self._layout: TableLayout | None = None
-        """None until the table is prepared, and when its type has a later version."""
+        """None until the table is prepared, and again if its type has a later version."""
         self._stopping = False
         self._clock = clock or SystemClock()
         self._metrics = ConsumerMetrics()
         self._progress = Progress()
         self._search = RejectionSearch()
         self._fence: int | None = None
-        """The fence that the last run of the shard has raised at most."""
+        """The highest fence that the last run of the shard may have raised."""
         self._sources: Mapping[str, Source] = {}
         self._journals: frozenset[str] = frozenset()
         """The journals that the shard reads."""
         self._targets: dict[str, int] | None = None
-        """The ends of the journals at the first look, that are still to be reached."""
+        """The heads of the journals at the start, which a run with `once` must reach. None without `once`."""
 
     @property
     def report(self) -> TableReport:
@@ -92,14 +92,14 @@ class ShardRunner:
         return TableReport(*(int(each or 0) for each in found))
 
     def stop(self) -> None:
-        """Let `run` complete transactions, and end. May be called by any thread."""
+        """Make `run` complete its transactions and return. May be called in any thread."""
         self._stopping = True
 
     async def run(self) -> None:
         """Write the table. Raises the error that ends it; the next run continues from the last commit.
 
-        Failures that may pass are retried: ten minutes if `once`, otherwise without a limit. Cancelling it abandons the
-        transaction that is under way.
+        Temporary failures are retried: for ten minutes with `once`, otherwise without a limit. Cancellation abandons
+        the current transaction.
         """
         retry = Retry(JOB_SECONDS) if self._options.once else Retry()
         async with JournalClient.of(self._sync.config) as client:
@@ -123,7 +123,7 @@ class ShardRunner:
                     if self._progress.read_through != before or now - begun >= REPORT_SECONDS:
                         retry.progressed()
                     store = primary.store if primary is not None else None
-                    # A journal was deleted, such as a segment that was read: the next look tells.
+                    # A journal was deleted, such as a segment that was read. The next attempt finds out.
                     passes = isinstance(error, JournalNotFound) or may_pass(error, store)
                     pause = retry.failed(now) if passes else None
                     if pause is None:
@@ -133,7 +133,7 @@ class ShardRunner:
                     await self._clock.sleep(pause)
 
     def _present(self) -> dict[str, ContentExtent]:
-        """Return the content of the journals. Raises Fenced, and an error for content that is gone unread."""
+        """Return the content of the journals. Raises Fenced, and an error for unread content that is gone."""
         present = present_journals(self._sync, self._spec)
         found = read_checkpoint(self._spec.store_url, self._spec.name)
         fence = 0 if found is None else found.fence
@@ -149,14 +149,14 @@ class ShardRunner:
         return present
 
     def _read(self) -> Mapping[str, int]:
-        """Return the offsets through which journals are read."""
+        """Return the read offsets of journals."""
         read = {journal: source.read_through for journal, source in self._sources.items()}
         for journal, offset in self._progress.read_through.items():
             read[journal] = max(offset, read.get(journal, 0))
         return read
 
     def _primary(self, client: JournalClient, layout: TableLayout, present: Mapping[str, ContentExtent]) -> Primary:
-        """Return a run of the shard with all journals that may be read."""
+        """Return a primary of the shard for all open journals."""
         spec = pc.ShardSpec(id=self._spec.name)
         interval = 0.0 if self._options.once else self._spec.interval
         spec.min_txn_duration.FromNanoseconds(round(interval * 1e9))
@@ -179,7 +179,7 @@ class ShardRunner:
         )
 
     async def _serve(self, primary: Primary) -> bool:
-        """Run the shard until there is nothing to do for it, and return True if there is nothing at all."""
+        """Run the shard until it is stopped, has caught up, or more journals open. Return True to end `run`."""
         task = asyncio.create_task(primary.run(), name=f"table {self._spec.name}")
         check_at = self._clock.monotonic() + _CHECK_SECONDS
         try:
@@ -214,7 +214,7 @@ class ShardRunner:
         return not left or primary.is_caught_up(left)
 
     async def _may_be_read(self) -> frozenset[str]:
-        """Return the journals that may be read now. A service gets none if brokers do not answer, and looks again."""
+        """Return the open journals. Without `once`, return none if brokers do not answer: the next check retries."""
         try:
             present = await asyncio.to_thread(present_journals, self._sync, self._spec)
         except CorantoError as error:

@@ -1,4 +1,4 @@
-"""A table that a Spark consumer writes."""
+"""Runner that writes a table with a Spark consumer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Stopped(Exception):
 
 
 def with_expressions(layout: TableLayout) -> TableLayout:
-    """Return a layout with the columns that its expressions make. Raises InvalidInput for one that Spark refuses."""
+    """Return a layout with the columns of its expressions. Raises InvalidInput if Spark rejects an expression."""
     rows = _rows(layout.spec, _session(layout.spec).createDataFrame([], spark_schema(layout.messages)))
     if not layout.spec.select:
         return layout
@@ -60,7 +60,7 @@ def run_spark(
 ) -> TableReport:
     """Write a table as `run_table` does. Raises as `SparkConsumer`.
 
-    `prepared` prepares the table and returns its layout. `watch` is asked before each commit.
+    `prepared` prepares the table and returns its layout. `watch` is checked before each commit.
     """
     policy = RetryPolicy(JOB_SECONDS) if options.once else RetryPolicy()
     outages = Outages(spec.name, policy, Hooks(), lambda report: None)
@@ -90,7 +90,7 @@ def run_spark(
 
 
 def _session(spec: TableSpec) -> SparkSession:
-    """Return the session of a table: the one of this process, or else a new one."""
+    """Return the Spark session of this process, or a new one."""
     return start_session(f"table {spec.name}")
 
 
@@ -144,7 +144,7 @@ class SparkTable:
         return Outputs(tables=[TableOutput(self._table, last, spec.key, self._merge, delete)])
 
     def _last(self, rows: DataFrame) -> DataFrame:
-        """Return the last row of each key. The query ends with InvalidInput for a key that several journals have."""
+        """Return the last row of each key. The query fails with InvalidInput for a key in several journals."""
         spec = self._spec
         values = [name for name in self._layout.names if name not in spec.key]
         values += [DELETED] if spec.operation is not None else []
@@ -163,7 +163,7 @@ class SparkTable:
 
 
 def _rows(spec: TableSpec, messages: DataFrame) -> DataFrame:
-    """Return the columns of a table for messages, with the places of these and the column that marks deletions."""
+    """Return the rows of messages, with their journals and offsets, and the column that marks deletions."""
     try:
         if spec.filter:
             messages = messages.where(F.expr(spec.filter))

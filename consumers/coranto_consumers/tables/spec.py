@@ -1,4 +1,4 @@
-"""The file of a table in YAML: which messages are read, and the table that they become.
+"""YAML file of a table: the messages to read, and the table to write.
 
 name: orders
 input: {stream: shop/orders}
@@ -43,12 +43,12 @@ _INPUTS: Final = ("stream", "journal", "prefix", "selector")
 _MODES: Final = ("append", "upsert", "changes")
 _RUNNERS: Final = ("shard", "spark")
 _ICEBERG_SECONDS: Final = 10.0
-"""The interval of tables in Iceberg, where each transaction makes a snapshot."""
+"""The default interval of Iceberg tables, whose transactions create a snapshot each."""
 _SQL_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _ICEBERG_NAME: Final = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)+")
 _CATALOG: Final = re.compile(re.escape(ICEBERG) + r"[A-Za-z0-9_-]+")
 DELETED: Final = "coranto_deleted"
-"""The column of rows that says if a row deletes the table's row of its key."""
+"""The boolean column that marks rows which delete the table's row of their key."""
 _RESERVED: Final = frozenset(
     {"_meta"}
     | {f"_{name}" for name in ("journal", "offset", "next_offset", "producer", "clock", "flags", "value")}
@@ -64,13 +64,13 @@ class TableInput:
     selector: str
     """The label selector of the journals."""
     stream: str = ""
-    """The stream, if they are its segments."""
+    """The stream, if the journals are its segments."""
     journal: str = ""
-    """The journal, if it is only one."""
+    """The journal, if there is only one."""
     prefix: str = ""
-    """The beginning of the journals' names, if that selects them. It ends with a slash."""
+    """The prefix of the journals' names, if it selects them. It ends with a slash."""
     keyed: bool = False
-    """The user says that all messages of a key are in one journal."""
+    """True if the user declares that all messages of a key are in one journal."""
 
     @classmethod
     def of(cls, kind: str, name: str, *, keyed: bool = False) -> TableInput:
@@ -112,16 +112,16 @@ class TableInput:
 
 @dataclass(frozen=True, slots=True)
 class OperationColumn:
-    """The column of messages that says which of them delete. The table does not have it."""
+    """The column of messages that marks deletions. The table does not have it."""
 
     column: str
     deletes: tuple[str, ...] = ()
-    """The texts that delete. None: the column is a BOOLEAN, and true deletes."""
+    """The texts that mark deletions. Empty: the column is a BOOLEAN, and true marks them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """A table, as its file says."""
+    """The definition of a table in its file."""
 
     name: str
     """The name of the consumer, and of its checkpoint in the store."""
@@ -137,14 +137,14 @@ class TableSpec:
     operation: OperationColumn | None = None
     filter: str = ""
     select: tuple[tuple[str, str], ...] = ()
-    """The table's columns, each with its expression. None: the fields of messages."""
+    """The table's columns, each with its expression. Empty: the fields of messages."""
     runner: Runner = "shard"
     keeps_misfits: bool = False
-    """Values that do not fit become null."""
+    """True: values that do not fit become null."""
     evolves: bool = False
-    """The table gets columns that it lacks, and wider types."""
+    """True: missing columns are added to the table, and narrow types widened."""
     interval: float = 0.0
-    """The least seconds from one transaction of a service to the next."""
+    """The minimum seconds between two transactions of a service."""
 
     @property
     def is_iceberg(self) -> bool:
@@ -152,7 +152,7 @@ class TableSpec:
 
     @property
     def store_url(self) -> str:
-        """The URL of the store that has the checkpoint. An Iceberg table has its own."""
+        """The URL of the store with the checkpoint. An Iceberg table has its own checkpoint."""
         return f"{self.store}/{self.table}" if self.is_iceberg else self.store
 
 
@@ -163,7 +163,7 @@ class TableNames(NamedTuple):
     input: TableInput
     table: str
     store: str
-    """The kind of the store, such as `postgresql`. Empty if a variable has it."""
+    """The kind of the store, such as `postgresql`. Empty if an environment variable has it."""
 
 
 def read_names(content: str, environment: Mapping[str, str] | None = None) -> TableNames:
@@ -183,7 +183,7 @@ def read_names(content: str, environment: Mapping[str, str] | None = None) -> Ta
 
 
 def read_table(content: str, environment: Mapping[str, str] | None = None) -> TableSpec:
-    """Read a file's text. `${NAME}` in texts of fields stands for a variable of the environment.
+    """Parse the text of a file. `${NAME}` in the text of a field stands for an environment variable.
 
     Raises InvalidInput, with the line.
     """
@@ -255,7 +255,7 @@ def table_columns(spec: TableSpec, fields: Sequence[str]) -> list[str]:
 
 
 def require_name(name: str) -> None:
-    """Raise InvalidInput for a column that Coranto itself uses."""
+    """Raise InvalidInput for a column name that Coranto reserves."""
     if name in _RESERVED or name.startswith(_RESERVED_PREFIXES):
         raise InvalidInput(f"{name!r} is a name that Coranto uses: leave it out, or rename the field")
 

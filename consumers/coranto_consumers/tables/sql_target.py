@@ -1,4 +1,4 @@
-"""The table in a database: compared, created, changed."""
+"""A table in a SQL database: comparison, creation and changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from coranto_consumers.tables.columns import TableLayout, sql_table
 from coranto_consumers.tables.evolving import ColumnChange, TableState
 
 _TEXTS_GROW: Final = "longer values are written there"
-"""The words of `narrower` for a column of the right kind."""
+"""The result of `narrower` for a text column that is too short."""
 
 
 class SqlTarget:
@@ -95,7 +95,7 @@ class SqlTarget:
         return [f"has no primary key or unique constraint on exactly ({names}), and rows are replaced by it: add one"]
 
     def _required(self, found: Mapping[str, Any]) -> list[str]:
-        """Return the problems of columns that must not be null, and get null."""
+        """Return a problem for each NOT NULL column that may get null."""
         known = {field.name: field for field in self._layout.rows}
         return [
             f"column {name!r} must not be null, and messages may lack it: ALTER the column, or declare it NOT NULL in "
@@ -105,7 +105,7 @@ class SqlTarget:
         ]
 
     def _difference(self, found: TypeEngine[Any], wanted: TypeEngine[Any]) -> str:
-        """Return "" for a column that takes all values, "wider" for one that can be made so, or a problem."""
+        """Return "" for a column that holds all values, "wider" for a column that can be widened, or a problem."""
         dialect = self._store.engine.dialect
         shown = f"is {found.compile(dialect)}, and {wanted.compile(dialect)} is needed"
         here, there = _number(found), _number(wanted)
@@ -145,7 +145,7 @@ class SqlTarget:
 
 
 def _number(kind: TypeEngine[Any]) -> Kind | None:
-    """Return the type of a message's field with the same values as a column of numbers. None for other columns."""
+    """Return the field type with the values of a numeric column. None for other columns."""
     match kind:
         case BigInteger():
             return PlainKind.BIGINT

@@ -1,4 +1,4 @@
-"""The state of a table in its store: its position, its rows, and how it differs from its file."""
+"""State of a table in its store: its position, its rows, and its differences from its file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TableProgress:
     """The progress of a table: its position, its rows and its lag."""
 
     offsets: Mapping[str, int]
-    """The offsets through which journals are in the table; none before the first commit."""
+    """The offsets in the table's checkpoint, by journal. Empty before the first commit."""
     last_commit: float | None
     """The time when the last transaction in the table was committed in its journal, in Unix seconds. None: unknown."""
     rows: int | None
@@ -42,7 +42,7 @@ class TableProgress:
 
     @property
     def messages_behind(self) -> int:
-        """The messages in these bytes. An estimate if they are many."""
+        """The messages that are not in the table. An estimate if there are many."""
         return sum(each.messages or 0 for each in self.journals)
 
 
@@ -53,7 +53,7 @@ async def progress_of(client: JournalClient, spec: TableSpec) -> TableProgress:
 
 
 def stored_progress(spec: TableSpec) -> TableProgress:
-    """Return the progress of a table as its store has it, without the lag. Raises SqlStoreError."""
+    """Return the progress of a table in its store, without the lag. Raises SqlStoreError."""
     rows = count_rows(spec)
     if spec.is_iceberg and rows is None:
         return TableProgress({}, None, None)
@@ -92,7 +92,7 @@ def count_rows(spec: TableSpec) -> int | None:
 
 
 def expectation_of(spec: TableSpec) -> list[str]:
-    """Return what audits expect of the table: as many rows as messages, where each message is a row."""
+    """Return the expectations for audits of the table: if each message is a row, as many rows as messages."""
     if spec.mode != "append" or spec.filter:
         return []
     if spec.is_iceberg:  # Only small letters, digits and _: names are checked when a file is read.

@@ -1,7 +1,7 @@
-"""New versions of the messages' type while a table is written.
+"""Detection of new versions of the messages' type while a table is written.
 
-A producer registers a version before it writes messages of it. So a transaction that finds no later version than its
-own, once its messages are read, has no field that its table lacks.
+A producer registers a version before it writes messages of it. So if a transaction finds no later version after it has
+read its messages, they have no field that its table lacks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TypeChanged(Exception):
 
 
 class TypeWatch:
-    """Finds later versions of a table's type. None if the file names a version, or without a registry."""
+    """Finds later versions of a table's type: none if the file names a version, or no registry."""
 
     def __init__(self, client: SyncJournalClient, spec: TableSpec) -> None:
         is_watched = bool(spec.registry) and "@" not in spec.type
@@ -36,7 +36,7 @@ class TypeWatch:
             self._registry.close()
 
     def require_latest(self, layout: TableLayout) -> None:
-        """Raise TypeChanged if there is a later version than the layout's. Not for the event loop of clients."""
+        """Raise TypeChanged if there is a later version than the layout's. Blocks: do not call it in an event loop."""
         version = layout.version
         if self._registry is None or version is None:
             return
