@@ -58,7 +58,7 @@ class JournalLag:
 
     @property
     def written_per_second(self) -> float | None:
-        """The bytes per second at which the unread content was written; None if unknown."""
+        """The write rate of the unread content, in bytes per second; None if unknown."""
         return self.behind / self.seconds if self.behind and self.seconds else None
 
 

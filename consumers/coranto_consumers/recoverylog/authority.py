@@ -3,8 +3,8 @@
 The fence of a log is a register of its journal. Registers live with the journal's brokers. When all of these brokers
 are lost together (or the journal was suspended as a whole), the registers start empty, and empty registers satisfy
 every check. A stale author could then append. To prevent this, each new owner claims the log in etcd *before* it
-appends its handoff. An author whose append is answered without its own fence trusts the append only after it has asked
-here.
+appends its handoff. An author whose append is answered without its own fence trusts the append only after it has
+checked the owner here.
 """
 
 from __future__ import annotations

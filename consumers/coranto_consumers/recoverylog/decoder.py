@@ -60,7 +60,7 @@ class LogDecoder:
     def __init__(self, log: str, offset: int) -> None:
         self._log = log
         self._content = b""  # The rest of earlier content, followed by the content fed last.
-        self._at = 0  # The number of bytes of it that are already decoded.
+        self._at = 0  # The number of bytes of `_content` that are already decoded.
         self._offset = offset  # The same position as an offset of the log.
         self._missing = 0  # Bytes of a write that are still to come.
         self._wanted = False  # True if these bytes are to be returned.
@@ -102,11 +102,11 @@ class LogDecoder:
         self._missing, self._offset = 0, offset
 
     def feed(self, content: bytes) -> Iterator[Event]:
-        """Yield the events that `content` completes. It follows all content before.
+        """Yield the events that `content` completes. It follows all earlier content.
 
         Iterate to the end, or call `restart` afterwards.
         """
-        # Pieces are slices of the content as it came. It is copied only when a frame began in the content before.
+        # Pieces are slices of the fed content, which is copied only if a frame began in earlier content.
         self._content = self._content[self._at :] + content if self._at < len(self._content) else content
         self._at = 0
         while self._at < len(self._content):

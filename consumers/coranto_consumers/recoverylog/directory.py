@@ -12,7 +12,7 @@ from coranto_consumers.recoverylog.recorder import Recorder
 
 
 class RecordedFile:
-    """A file that is open for writing. Close it when done. Its content has already been handed to the recorder then."""
+    """A file that is open for writing. Close it when done. Each write is recorded before it is made."""
 
     def __init__(self, recorder: Recorder, path: Path, fnode: Fnode) -> None:
         self._recorder = recorder
@@ -54,7 +54,8 @@ class RecordedDirectory:
     """The files below a recorder's directory. Nothing else may change them. Paths are relative to the directory.
 
     Each operation is recorded first. The recorder refuses operations that are not possible, and all operations once it
-    has failed. If the local operation then fails (a full disk), OSError is raised, and the directory must be given up.
+    has failed. If the local operation then fails (a full disk), OSError is raised, and the directory must not be used
+    any more.
     """
 
     def __init__(self, recorder: Recorder) -> None:

@@ -18,7 +18,7 @@ STAGING: Final = ".fnodes"
 """The folder of files that have no path yet."""
 
 MAX_OPEN: Final = 64
-"""The most files that are open at a time. A log may hold any number of files, and the process needs descriptors too."""
+"""The maximum number of open files. A log may have any number of files, and file descriptors are limited."""
 
 _NAME_BYTES: Final = 255
 _PATH_BYTES: Final = 4096
@@ -56,7 +56,7 @@ class LocalFnodeFiles:
         self._folder = Path(os.path.abspath(folder))
         self._played: set[Fnode] = set()
         self._open: OrderedDict[Fnode, int] = OrderedDict()
-        """Descriptors, with the last used one at the end."""
+        """Descriptors in LRU order: the last used one is at the end."""
 
     def _staged(self, fnode: Fnode) -> Path:
         return self._folder / STAGING / str(fnode)
@@ -113,9 +113,9 @@ class LocalFnodeFiles:
                 file.write(content)
 
     def _target(self, path: str) -> Path:
-        """Return the local path of a recorded one. Raises CorruptData for a path that no recorder could have recorded.
+        """Return the local path of a recorded path. Raises CorruptData for a path that no recorder can have recorded.
 
-        The check is needed because every program that can append to the log chooses the path.
+        Recorded paths are not trusted: every program that can append to the log chooses them.
         """
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if not parts or ".." in parts or parts[0] == STAGING or "\0" in path:

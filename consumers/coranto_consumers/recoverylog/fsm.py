@@ -47,7 +47,7 @@ class ApplyResult(enum.Enum):
 
     @property
     def is_step(self) -> bool:
-        """True if the machine went on to the next operation."""
+        """True if the machine advanced to the next operation."""
         return self in (ApplyResult.APPLIED, ApplyResult.NOT_TRACKED)
 
 
@@ -79,7 +79,7 @@ class Fsm:
         self.next_seq_no = self._hinted_segments[0].first_seq_no
         self.next_checksum = self._hinted_segments[0].first_checksum
 
-    # -- Its knowledge ------------------------------------------------------------------------------------------------
+    # -- State --------------------------------------------------------------------------------------------------------
 
     @property
     def paths(self) -> Mapping[str, Fnode]:
@@ -108,7 +108,7 @@ class Fsm:
 
     @property
     def has_hints_left(self) -> bool:
-        """True if a hinted segment or file has not been met yet."""
+        """True if a hinted segment or file was not found yet."""
         return bool(self._hinted_segments or self._hinted_fnodes)
 
     def hints(self, log: str) -> Hints:
@@ -205,7 +205,7 @@ class Fsm:
         return ApplyResult.APPLIED
 
     def _touch(self, fnode: Fnode, op: RecordedOperation) -> ApplyResult:
-        """Note that `op` belongs to this file."""
+        """Record that `op` refers to this file."""
         live = self._files.get(fnode)
         if live is None:
             return ApplyResult.NOT_TRACKED

@@ -86,7 +86,7 @@ class HintKeys:
 
 @dataclass(frozen=True, slots=True)
 class StoredHints:
-    """All hints of a shard. None stands for missing ones."""
+    """All hints of a shard. None for missing hints."""
 
     primary: Hints | None
     backups: tuple[Hints | None, ...]
@@ -104,7 +104,7 @@ class StoredHints:
 class HintStore:
     """Reads and writes the hints of a shard. `guard` is this process's assignment; None when nothing is assigned.
 
-    Each change is one transaction of etcd. After a cancelled call it may or may not have been applied.
+    Each change is one etcd transaction. After a cancelled call, the change may or may not have been applied.
     """
 
     def __init__(self, coordinator: Coordinator, keys: HintKeys, *, guard: KeyValue | None = None) -> None:
@@ -123,10 +123,10 @@ class HintStore:
         return StoredHints(decoded[0], tuple(decoded[1:]))
 
     async def store_recorded(self, hints: Hints) -> bool:
-        """Store the owner's hints as the primary ones, and return whether they were stored.
+        """Store the owner's hints as the primary hints. Return True if they were stored.
 
-        They are not stored while etcd cannot be reached, which does no harm. Hints without files are not stored either:
-        they lead to the log's beginning, which may be pruned, and the hints before them still lead to the log's end.
+        They are not stored while etcd is unreachable, which is harmless. Hints without files are not stored either:
+        they lead to the log's beginning, which may be pruned, and the earlier hints still lead to the log's end.
         Raises Fenced when the process has lost its assignment.
         """
         if not hints.live_fnodes and not hints.properties:
@@ -141,7 +141,7 @@ class HintStore:
         return True
 
     async def store_recovered(self, hints: Hints) -> None:
-        """Store the recovered hints as the latest backup. Earlier backups move on by one, and the oldest is dropped.
+        """Store the recovered hints as the latest backup. Earlier backups shift by one, and the oldest is dropped.
 
         Call it once the store has been opened. Hints without files are not stored. Raises Fenced when the process has
         lost its assignment.
@@ -167,7 +167,7 @@ class HintStore:
         ops: list[Op] = []
         for key, kv in zip(self.keys.backup, present, strict=True):
             if kv is not None and kv.value == value:
-                break  # The key holds it already, for example after a transaction whose outcome was unknown.
+                break  # Already stored, for example by a transaction whose outcome was unknown.
             ops.append(Put(key, value))
             if kv is None:
                 compares.append(absent(key))

@@ -1,8 +1,8 @@
 """Hints: the files of a history that are alive at one point of it, and the segments of logs that hold their operations.
 
 A player uses hints to skip dead content, and to choose the right history when several authors wrote. As in Gazette,
-hints are stored in etcd as JSON (see `coranto_consumers.recoverylog.hint_store`). The serialised message can be read
-as well.
+hints are stored in etcd as JSON (see `coranto_consumers.recoverylog.hint_store`). Serialized protobuf messages
+can be read, too.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Hints:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Hints:
-        """Return the hints of `content`, which is JSON or a serialised message. Raises CorruptData."""
+        """Return the hints of `content`, which is JSON or a serialized protobuf message. Raises CorruptData."""
         try:
             if content[:1] == b"{":
                 hints = cls.from_wire(_message_of(json.loads(content)))

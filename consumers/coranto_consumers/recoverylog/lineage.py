@@ -1,4 +1,4 @@
-"""Checks that a log holds a recorder's content. A recorder runs them when it found its fence missing."""
+"""Checks that a log holds a recorder's content. A recorder runs them if its fence is missing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Recorded operations, the content of a recovery log, as values and as bytes.
 
 A history is a chain of operations. Each operation holds its place in the chain (`seq_no`, from 1) and a `checksum` over
-all operations before it, so that an operation of another history is never taken for the next of this one. A file is
+all operations before it, so that an operation of another history is never mistaken for its next operation. A file is
 identified by its *fnode*, the `seq_no` of the operation that created it. Links and renames do not change the fnode.
 """
 
@@ -47,7 +47,7 @@ def fence_of(author: Author) -> pb.LabelSet:
 
 
 def author_of(registers: pb.LabelSet) -> Author | None:
-    """Return the author that registers name. None when they name none, or something that is not an author."""
+    """Return the author in registers. None if there is none, or if it is not valid."""
     for label in registers.labels:
         if label.name == AUTHOR_REGISTER:
             try:
@@ -120,7 +120,7 @@ class RecordedOperation:
     end: int = 0
 
     def to_payload(self) -> bytes:
-        """Return the content of its frame. Checksums are computed over the same bytes."""
+        """Return the payload of the operation's frame. Checksums are computed over the same bytes."""
         op = wire.RecordedOp(seq_no=self.seq_no, checksum=self.checksum, author=self.author)
         match self.change:
             case Create(path):

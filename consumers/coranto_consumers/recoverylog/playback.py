@@ -1,4 +1,4 @@
-"""Playback of content: operations go through the state machine, and their changes are made to files.
+"""Playback of a log: the state machine validates operations, and their changes are made to files.
 
 It reads nothing itself: `Player` reads the log and feeds its content.
 """
@@ -18,13 +18,13 @@ _log = structlog.get_logger(__name__)
 
 
 class Playback:
-    """The state of one playback at a place of a log."""
+    """The state of one playback at a position of a log."""
 
     def __init__(self, fsm: Fsm, files: FnodeFiles) -> None:
         self.fsm = fsm
         self.log = ""
         self.handoff: Handoff | None = None
-        """The first operation of the awaited author that is part of the history, once it was met."""
+        """The first operation of the awaited author that is part of the history. None before."""
         self.recovered_bytes = 0
         self.expected: Handoff | None = None
         """A handoff that must be found at its offset when that offset is read."""
@@ -77,7 +77,7 @@ class Playback:
         self._pass_expected(offset)
 
     def at_boundary(self) -> None:
-        """Note that an append ends here, so that nothing can be incomplete.
+        """Mark the end of an append, where no operation can be incomplete.
 
         Drops an incomplete operation as garbage. Raises CorruptData when an accepted write is incomplete.
         """
@@ -89,7 +89,7 @@ class Playback:
         self._decoder.restart(self.position)
 
     def feed(self, content: bytes) -> bool:
-        """Play the content that follows. Returns whether to read on: False when a seek is needed, or at the handoff.
+        """Play the next content. Return True to continue reading; False when a seek is needed, or at the handoff.
 
         Raises CorruptData for content that contradicts the expected handoff.
         """

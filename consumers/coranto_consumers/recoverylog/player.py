@@ -65,7 +65,7 @@ class Player:
         authority: Authority | None = None,
         files: FnodeFiles | None = None,
     ) -> None:
-        """Raises InvalidInput for hints that contradict themselves. `files` stands in for the directory's, in tests."""
+        """Raises InvalidInput for hints that contradict themselves. `files` replaces the directory's files in tests."""
         self._client = client
         self._hints = hints
         self._directory = directory
@@ -105,7 +105,7 @@ class Player:
             waiting.cancel()
 
     async def finish(self) -> RecoveredFiles:
-        """Play to the present end of the log, and do not take it over. Cancelling does not stop the player."""
+        """Play to the current end of the log, without taking it over. Cancelling does not stop the player."""
         return await self._request(None)
 
     async def hand_off(self, author: Author) -> RecoveredFiles:
@@ -192,8 +192,8 @@ class Player:
             await self._authority.confirm(playback.handoff)
 
     async def _heads(self) -> dict[str, int]:
-        """Return the heads of all logs to read. Raises CorruptData when one is below content that the log must have."""
-        # The authority is asked first: a process that takes the log over in between also moves its head.
+        """Return the heads of all logs to read. Raises CorruptData when a head is below known content."""
+        # Ask the authority first: a process that takes the log over in between also moves its head.
         owner = await self._authority.current() if self._authority is not None else None
         logs = {self._hints.log: 0} | {segment.log: 0 for segment in self._playback.fsm.hinted_segments}
         for log in logs:

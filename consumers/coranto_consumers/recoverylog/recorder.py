@@ -107,12 +107,12 @@ class Recorder:
     ) -> None:
         """`log` is the log to record into if it is not the recovered one but a fork of it.
 
-        A failed append is repeated for `retry_timeout` seconds.
+        A failed append is retried for `retry_timeout` seconds.
         """
         if recovery.handoff is None:
             raise InvalidInput(
                 f"{recovery.log} was played to its end but not taken over, so it cannot be recorded to; "
-                "take it over with `Player.take_over`"
+                "take it over with `Player.hand_off`"
             )
         self.log = log or recovery.log
         self.directory = recovery.directory
@@ -358,7 +358,7 @@ class Recorder:
         except asyncio.CancelledError:
             self._end_barriers(marks, None)
             raise
-        except Exception as error:  # noqa: BLE001  A gate may raise anything; it is for those that wait.
+        except Exception as error:  # noqa: BLE001  A gate may raise anything. Waiting callers get it.
             self._fail(error)
             self._end_barriers(marks, error)
 
@@ -484,7 +484,7 @@ class Recorder:
 
     async def _put_fence(self, check: pb.LabelSelector) -> int:
         """Set this author's fence if registers satisfy `check`, and return the end offset of the log after that."""
-        # Its `seq_no` is in no history, so all players skip it.
+        # `seq_no` 0 is in no history, so all players skip the operation.
         mark = encode_frame(RecordedOperation(0, 0, self.author).to_payload())
         try:
             result = await self._client.append(
@@ -520,7 +520,7 @@ class Recorder:
 
 
 def _normal(path: str) -> str:
-    """Return the path as it is recorded: with a leading slash, without superfluous parts. Raises InvalidInput."""
+    """Return the normalized path for the log, with a leading slash. Raises InvalidInput."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts or ".." in parts or parts[0] == STAGING or "\0" in path:
         raise InvalidInput(
@@ -531,4 +531,4 @@ def _normal(path: str) -> str:
 
 def _retrieve(done: asyncio.Future[None]) -> None:
     if not done.cancelled():
-        done.exception()  # The next barrier raises a failure to callers, too.
+        done.exception()  # Marks it as retrieved: the next barrier raises the failure, too.

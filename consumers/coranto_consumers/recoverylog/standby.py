@@ -1,8 +1,8 @@
 """`LogStandby` and `LogOwner`: a shard's recovery log during an assignment.
 
-A standby plays the log into a folder of its own. When it is to own the log, it takes the log over, and a store is
-opened on the recorder. When the store has restored its checkpoint, `opened` keeps the recovered hints as a backup. From
-then on the owner's hints are stored periodically, so that the next player has little to read::
+A standby plays the log into a folder of its own. On promotion, it takes the log over, and a store is opened on the
+recorder. When the store has restored its checkpoint, `opened` keeps the recovered hints as a backup. From then on the
+owner's hints are stored periodically, so that the next player has little to read::
 
     async with LogStandby(client, coordinator, keys, log, folder, guard=assignment) as standby:
         await standby.tailing()                    # BACKFILL is over
@@ -159,7 +159,7 @@ class LogOwner:
         self._storing = asyncio.create_task(self._store_periodically(hints_every_s), name=f"hints {self.recorder.log}")
 
     async def store_hints(self) -> bool:
-        """Store hints of all files recorded so far, and return whether they were stored.
+        """Store hints of all files recorded so far. Return True if they were stored.
 
         Raises Fenced, or the recorder's failure.
         """

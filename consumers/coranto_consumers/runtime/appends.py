@@ -1,8 +1,8 @@
 """Appends of one shard: in order for each journal, and held back until a commit where required.
 
-The order keeps transactions apart for readers. Messages of a transaction follow the acknowledgement of the transaction
-before, and that acknowledgement waits for its transaction's commit. To a reader, an acknowledgement that overtook
-messages of the next transaction would commit nothing of them, and one that was overtaken would roll them back.
+The order separates transactions for readers. Messages of a transaction follow the acknowledgement of the previous
+transaction, which waits for its transaction's commit. An acknowledgement before its own messages would commit nothing,
+and an acknowledgement after messages of the next transaction would roll them back.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OrderedAppends:
     ) -> asyncio.Future[int]:
         """Append content after all content that was added for the journal before, and not before `after` is done.
 
-        `within` is the span that it belongs to. Joined pieces belong to the first one's.
+        `within` is the trace span of the append. Joined pieces use the span of the first piece.
 
         The future's result is the end offset of the content in the journal. When an append or `after` fails, all
         later appends to the journal fail too.

@@ -22,7 +22,7 @@ StoreT = TypeVar("StoreT", bound=Store)
 
 
 class Shard:
-    """The shard of an application's call, while it is assigned to this process."""
+    """A shard that is assigned to this process. Methods of applications get it."""
 
     def __init__(self, spec: pc.ShardSpec, client: JournalClient, fqn: str = "") -> None:
         self.log_recorder: Recorder | None = None
@@ -30,10 +30,9 @@ class Shard:
         """Its full name: the key of its spec in etcd. Stores use it, as Gazette's stores do, so consumers that share a
         database may have shards of the same id. In a test without etcd it is the id."""
         self.spec = spec
-        """The present spec. Changes of the spec show here."""
+        """The current spec. It is replaced when the spec changes."""
         self.client = client
-
-    """A client for the application's own use, on the runtime's event loop."""
+        """A client for the application's own use, on the runtime's event loop."""
 
     @property
     def id(self) -> str:
@@ -85,9 +84,9 @@ class Application(ABC, Generic[StoreT]):
     publishes: str | Sequence[str] = ()
     """The journals that the application publishes to: a label selector, or a list of names.
 
-    Checkpoints record it, and another application in its place is refused (`ConsumerChanged`). Messages for other
-    journals than these then fail the shard with InvalidInput, before their transaction commits. Without it, checkpoints
-    do not tell where messages go. Journals of dead letters do not belong to it."""
+    Checkpoints record the journals, and an application with other ones is refused (`ConsumerChanged`). A message for
+    another journal fails the shard with InvalidInput, before its transaction commits. If empty, checkpoints do not
+    record where messages go. Journals of dead letters are not included."""
 
     @abstractmethod
     def new_store(self, shard: Shard) -> StoreT | Awaitable[StoreT]:
@@ -128,9 +127,9 @@ class Application(ABC, Generic[StoreT]):
     ) -> Awaitable[None] | None:
         """Consume committed messages of a source if `new_message` returned `Columns` for it.
 
-        The same holds as for `consume_message`; the batch is consumed as a whole or not at all. Messages of a producer
-        that were committed together are in one batch unless they are very many, and then in consecutive transactions
-        if it takes so long and the application is not `atomic`.
+        As for `consume_message`; the batch is consumed as a whole or not at all. Messages of a producer that were
+        committed together are in one batch unless there are very many. Then they are in several batches, and these may
+        be in consecutive transactions if the application is not `atomic`.
         """
         raise InvalidInput(
             f"{type(self).__name__} cannot consume {batch.journal} in batches: give it a consume_batch, or return a "

@@ -1,4 +1,4 @@
-"""The decoding of committed lines into batches for an application, and of lines that do not fit."""
+"""Decoding of committed lines into batches for an application, and of lines that do not fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coranto_consumers.runtime.rejections import Treatments
 _ESCAPED: Final = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
 )
-"""Escaped characters of JSON: pairs of surrogates, single halves of them (the group), and others."""
+"""Escaped characters of JSON: surrogate pairs, lone surrogates (the group), and others."""
 _POSITIONS = [name for name in POSITION.names if name != "journal"]
 
 
@@ -45,7 +45,7 @@ class BatchReader:
         self._parser = LineParser(self._schema)
 
     def read(self, committed: CommittedRows) -> tuple[MessageBatch, list[Misfit]]:
-        """Return the batch of the messages that fit, and the others. Raises CorruptMessage as the columns say."""
+        """Return the batch of messages that fit, and the misfits. Raises CorruptMessage if misfits are an error."""
         rows = committed.rows
         table, doubtful = self._parser.parse(rows.column("content"))
         for name in self._required:
@@ -63,7 +63,7 @@ class BatchReader:
         return MessageBatch(committed.journal, whole, rows.select(_POSITIONS)), misfits
 
     def _treated(self, journal: str, rows: Any, table: Any, misfits: list[Misfit]) -> tuple[Any, Any]:
-        """Return rows and their table without messages that are left out (added to misfits), and with nulls."""
+        """Apply the treatments: move messages to `misfits`, or set columns to null. Return the rows and their table."""
         kept: Mask = np.ones(rows.num_rows, dtype=np.bool_)
         for row, offset in enumerate(rows.column("offset").to_pylist()):
             if (journal, offset) not in self._treatments:
@@ -123,7 +123,7 @@ class BatchReader:
         return any(parsed.column(name).null_count for name in self._required)
 
     def _parts(self, line: bytes) -> Any | None:
-        """Return a table of those values of a line that fit, with nulls for the others. None if these must not be."""
+        """Return a table of the values of a line that fit, with nulls for others. None if a column must not be null."""
         values = []
         for each in self._schema:
             alone = LineParser(pa.schema([each])).parse_one(line) if self._is_object(line) else None
@@ -146,9 +146,9 @@ class BatchReader:
 
 
 def _without_halves(line: bytes) -> bytes:
-    """Return a line with question marks for single halves of surrogate pairs, which Arrow does not parse.
+    """Return a line with question marks for lone surrogates, which Arrow does not parse.
 
-    Other ways into a store have them, too (`binding.without_halves`, Spark's reader of JSON).
+    Other paths into a store replace them in the same way (`binding.without_halves`, Spark's JSON reader).
     """
     if b"\\ud" not in line.lower():
         return line

@@ -24,7 +24,7 @@ from coranto_consumers.runtime.specs import validate_change
 
 
 class ShardClient:
-    """A client of the consumer process at `config.endpoint`. Any process of a consumer answers for all of them.
+    """A client of the consumer process at `config.endpoint`. Any process of a consumer answers for all processes.
 
     Use as `async with ShardClient(config) as client:`. A cancelled call that only reads leaves nothing behind. After
     other cancelled calls, the change may or may not have been applied.
@@ -61,7 +61,7 @@ class ShardClient:
     async def offsets(self, selector: str) -> Mapping[str, int] | None:
         """Return the offsets that shards of a selector have committed, with the ids of the journals.
 
-        None before their first transaction. Of a journal that several shards read, the least offset counts. Raises
+        None before their first transaction. If several shards read a journal, its least offset is returned. Raises
         Unavailable when a shard has no primary, because only the primary knows its offsets.
         """
         found: dict[str, int] = {}

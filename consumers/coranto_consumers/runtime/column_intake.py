@@ -1,10 +1,9 @@
-"""The sequencing of a shard's sources in columns: the `Intake` for batches. Pure.
+"""Sequencing of a shard's sources in columns: the `Intake` for batches. Pure.
 
-It is used as `intake.Intake` is. It hands out batches of committed rows. The rows that one acknowledgement
-commits in a journal are usually in one batch, together with its neighbours' rows. Only if they are many, or if they
-have to be read again, the acknowledgement is sequenced alone, and they are handed out in several batches. In any case
-a checkpoint covers exactly the consumed batches, and a shard may continue from it message by message
-too.
+It has the interface of `intake.Intake`, and returns batches of committed rows. The rows that one acknowledgement
+commits in a journal are usually in one batch, together with rows of other acknowledgements. If there are too many rows,
+or if they must be read again, the acknowledgement is sequenced alone, and its rows are split into several batches. In
+any case, a checkpoint covers exactly the consumed batches, and a shard may also continue from it message by message.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from coranto.messages.columnar_sequencer import DEFAULT_RING_ROWS, ColumnarSeque
 from coranto_consumers.runtime import intake
 
 MAX_ROWS: Final = 1 << 16
-"""The most rows of a batch that is handed out."""
+"""The maximum number of rows in a returned batch."""
 _JOINED_BYTES: Final = 4 << 20
 """Read batches are sequenced together up to this size, because each step has a fixed cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedRows:
-    """Rows that were committed together, to be consumed. None if there was only an acknowledgement."""
+    """Committed rows to consume. Empty for an acknowledgement without further rows."""
 
     journal: str
     rows: pa.RecordBatch
     size: int
-    """Their bytes in the journal."""
+    """The bytes of the rows in the journal."""
     settle: Callable[[], None]
     """Records that the rows were consumed."""
 
@@ -52,13 +51,13 @@ class ColumnIntake:
         self._atomic_bytes = atomic_bytes
         self._in_parts = self._was_amid_set = False
         self.is_amid_set = False
-        """True if a part of a set of messages that were committed together was pulled, and more of it follows."""
+        """True if only a part of a set of messages that were committed together was pulled."""
         self._sequencer = ColumnarSequencer(sources=sources, ring_rows=ring_rows)
         self._read: deque[tuple[str, pa.RecordBatch]] = deque()
         self._read_rows = self._read_bytes = 0
         self._pulled: CommittedRows | None = None
         self._ready: deque[CommittedRows] = deque()
-        """The rest of the delivery under way."""
+        """The rest of the current delivery."""
         self._delivering = False
         self._replay: ReplayRange | None = None
         self._replayed: Callable[[pa.RecordBatch], None] = lambda batch: None
@@ -66,7 +65,7 @@ class ColumnIntake:
         self._journals: set[str] = set()
         self._open_since_checkpoint: set[tuple[str, ProducerId]] = set()
         self.max_rows = MAX_ROWS
-        """The most rows of a batch that is handed out. May be changed at any time."""
+        """The maximum number of rows in a returned batch. May be changed at any time."""
         self.resets = 0
         """The number of acknowledgements that were below an earlier one of their producer."""
         self.passed_over: dict[str, int] = {}
@@ -89,7 +88,7 @@ class ColumnIntake:
 
     @property
     def has_pending(self) -> bool:
-        """True if an undecided transaction of a producer was met since the last checkpoint."""
+        """True if a transaction that is still open was read since the last checkpoint."""
         return bool(self._open_since_checkpoint)
 
     @property
@@ -122,7 +121,7 @@ class ColumnIntake:
     def pull(self) -> CommittedRows | None:
         """Return the next committed rows. None when more has to be read first.
 
-        The rows that were returned before then count as consumed.
+        The previously returned rows then count as consumed.
         """
         self._settle()
         while True:
@@ -145,7 +144,7 @@ class ColumnIntake:
         """Return the states of the sources in columns. Rows that were pulled and not put back count as consumed."""
         self._settle()
         self._open_since_checkpoint.clear()
-        # During a delivery no producer is forgotten: the rest of the delivery depends on its producer.
+        # During a delivery, no producer is pruned: the rest of the delivery depends on its producer.
         sources = self._sequencer.checkpoint(None if self._delivering else pruning)
         return {journal: source for journal, source in sources.items() if journal in self._journals}
 
@@ -186,7 +185,7 @@ class ColumnIntake:
         self._apply(journal, step)
 
     def _deliver_in_parts(self, journal: str, batch: pa.RecordBatch, step: SequencingStep) -> None:
-        """Deliver the rows of one acknowledgement, possibly covered by a checkpoint in part."""
+        """Deliver the rows of one acknowledgement in several batches. A checkpoint may cover only some of them."""
         self._delivering = self._in_parts = True
         producer = ProducerId(batch.column("producer")[0].as_py().to_bytes(6, "big"))
         begin = step.entry[producer].begin if producer in step.entry else -1
@@ -228,7 +227,7 @@ class ColumnIntake:
         }
 
     def _next(self) -> tuple[str, pa.RecordBatch]:
-        """Take batches of one journal that were read one after the other."""
+        """Take consecutive batches of one journal, joined up to a size."""
         journal, batch = self._read.popleft()
         batches, size = [batch], _size(batch)
         while self._read and self._read[0][0] == journal and size + _size(self._read[0][1]) <= _JOINED_BYTES:

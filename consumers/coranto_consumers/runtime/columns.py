@@ -1,4 +1,4 @@
-"""Sources in columns: the framing of messages that an application takes as Arrow batches, and these batches.
+"""Sources in columns: the framing of messages for Arrow batches, and the batches.
 
 pyarrow takes half a second to import, so only processes that have such sources import it.
 """
@@ -23,7 +23,7 @@ class Columns:
     Fields of messages become the columns of `schema`: missing ones are null, and other fields are left
     out. `pointer` locates UUIDs, as for `JsonLines`. `misfits` are messages that do not fit the columns, or whose
     UUID cannot be read. By default the first one fails the shard. `MisfitPolicy.NULLS` replaces misfit values by nulls.
-    `DeadLetters` keeps them as they are, in the same transaction.
+    `DeadLetters` stores them unchanged, in the same transaction.
     """
 
     schema: pa.Schema

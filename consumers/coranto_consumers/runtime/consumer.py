@@ -1,4 +1,4 @@
-"""`Consumer`: a consumer's process with given effects. It runs shards, starts and ends."""
+"""`Consumer`: a consumer process with injected effects. It starts, runs shards, and stops."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Consumer:
-    """The effects and long-lived parts of one consumer process. Of the effects, it closes only its channels."""
+    """The effects and long-lived parts of one consumer process. It closes only its channels, and no other effects."""
 
     def __init__(
         self,
@@ -144,8 +144,8 @@ class Consumer:
         return next((each.kv for each in self.keyspace.state.assignments(shard) if each.member == self.member), None)
 
     def earlier_shards(self, shard: str) -> Sequence[pc.ShardSpec]:
-        """Return the specs of the shards created before a shard. Of shards created together, a smaller id is
-        earlier."""
+        """Return the specs of the shards created before a shard. For shards created together, the smaller id
+        is earlier."""
         state = self.keyspace.state
         item = state.item(shard)
         if item is None:
@@ -154,7 +154,7 @@ class Consumer:
         return [other.spec for other in state.items if (other.create_revision, other.id) < age]
 
     async def set_status(self, shard: str, status: pc.ReplicaStatus, is_due: Callable[[], bool]) -> None:
-        """Write a replica's status into its assignment. Tries again while there is an assignment and `is_due`."""
+        """Write a replica's status into its assignment. Retries while there is an assignment and `is_due`."""
         value = status.SerializeToString(deterministic=True)
         while is_due():
             state = self.keyspace.state

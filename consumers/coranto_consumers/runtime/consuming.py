@@ -1,4 +1,4 @@
-"""The consuming of a shard's input, slice by slice, and the replays of content that a sequencer no longer holds."""
+"""Consumption of a shard's input in time slices, and replays of content that a sequencer no longer holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from coranto_consumers.runtime.transaction import DeferToNextTransaction, Transa
 from coranto_consumers.stores.base import Store
 
 SLICE_SECONDS: Final = 0.02
-"""Time of consuming messages before the event loop runs other work."""
+"""Seconds of consuming messages before the event loop runs other work."""
 STAGED_BYTES: Final = 1 << 20
 """The bytes of published messages after which a slice ends, so that they are appended."""
 
@@ -55,7 +55,7 @@ class Consuming:
         ring_size = shard.spec.ring_buffer_size or DEFAULT_RING_SIZE
         self._messages = MessageInput(app, shard, publisher, sources, ring_size, search.treatments)
         self.ids = {journal: source.journal_id for journal, source in sources.items() if source.journal_id}
-        """The known ids of the journals of offsets."""
+        """The known ids of the journals that offsets refer to."""
         self._batches: BatchInput | None = None
         self._inputs: list[SourceInput] = [self._messages]
         self._arrived: list[tuple[SourceInput, str, Any]] = []
@@ -67,7 +67,7 @@ class Consuming:
         """The ends of decoded content, by journal, until all of it is sequenced."""
         self._last: tuple[SourceInput, Any] | None = None
         self.in_hand = 0
-        """The number of messages that the application is consuming, and that do not count as consumed yet."""
+        """The number of messages in the current call of the application. They do not count as consumed yet."""
         self.aborted = False
         """Set it to end a slice as soon as possible."""
 
@@ -84,7 +84,7 @@ class Consuming:
         self._batches.add_source(journal, framing, store)
         return self._batches
 
-    # -- Its state -----------------------------------------------------------------------------------------------------
+    # -- State ---------------------------------------------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
@@ -97,12 +97,12 @@ class Consuming:
 
     @property
     def has_pending(self) -> bool:
-        """True if an undecided transaction of a producer was met since the last checkpoint."""
+        """True if a transaction that is still open was read since the last checkpoint."""
         return any(each.intake.has_pending for each in self._inputs)
 
     @property
     def is_amid_set(self) -> bool:
-        """True if the transaction must continue: it has a part of a set of an atomic application."""
+        """True if the transaction must continue, because an atomic application has only a part of a set."""
         return any(map(self._must_continue, self._inputs))
 
     def _must_continue(self, of: SourceInput) -> bool:
@@ -127,23 +127,23 @@ class Consuming:
         """The end offsets, by journal, of messages that commit nothing and open nothing. May be emptied."""
         for each in self._inputs:
             passed = each.intake.passed_over
-            while passed:  # One by one, since a slice may be adding to them.
+            while passed:  # One by one, since a slice may add entries concurrently.
                 journal, end = passed.popitem()
                 self._passed_over[journal] = max(end, self._passed_over.get(journal, 0))
         return self._passed_over
 
     def checkpoint(self, pruning: Pruning) -> dict[str, Source]:
         """Return the states of sources that cover exactly the consumed messages."""
-        # Restored states of all sources are with the messages; states of sources in columns have advanced since.
+        # The message input has the restored states of all sources. States of sources in columns have advanced since.
         sources = dict(self._messages.checkpoint(pruning))
         if self._batches is not None:
             sources.update(self._batches.checkpoint(pruning))
         return identified(sources, self.ids)
 
-    # -- What happens to it --------------------------------------------------------------------------------------------
+    # -- Events --------------------------------------------------------------------------------------------------------
 
     def arrive(self, of: SourceInput, journal: str, decoded: Any, through: int) -> None:
-        """Take read and decoded content, up to an offset. A slice may be running, so the next one sequences it."""
+        """Add decoded content that was read up to an offset. The next slice sequences it: one may be running now."""
         self._decoded[journal] = through
         if not decoded:
             return
@@ -154,11 +154,11 @@ class Consuming:
 
     @property
     def last(self) -> Consumed | None:
-        """The message that was handed out last, if one was, and nothing else with it."""
+        """The message in the last call of the application. None if the call had none, or several."""
         return None if self._last is None else self._last[0].subject(self._last[1])
 
     async def consume(self, store: Store) -> None:
-        """Let the application consume the available messages, for a while."""
+        """Let the application consume available messages, for a time slice of each input."""
         if self._batches is not None:
             self._batches.limit(self._transactions.limits.max_messages)
         for of, journal, decoded in self._arrived:
@@ -250,7 +250,7 @@ class Consuming:
 
 
 class RangeReading:
-    """The reading of a range once more."""
+    """The reader of a range that is replayed."""
 
     def __init__(self, client: JournalClient, of: SourceInput, wanted: ReplayRange, journal_id: str) -> None:
         self._of = of
@@ -271,5 +271,5 @@ class RangeReading:
         return True
 
     async def close(self) -> None:
-        """End the reading."""
+        """Close the read."""
         await self._chunks.aclose()

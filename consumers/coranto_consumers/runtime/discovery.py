@@ -1,4 +1,4 @@
-"""Finding the consumer of an embedded cluster."""
+"""Discovery of the consumer of an embedded cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coranto.errors import ClusterError, InvalidInput
 from coranto.wire import consumer_pb2 as pc
 
 CONSUMERS_PREFIX = "/gazette/consumers/"
-"""The beginning of all default key prefixes of consumers."""
+"""The common prefix of all default key prefixes of consumers."""
 
 _RECHECK_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0
@@ -24,10 +24,10 @@ async def find_consumer(
 ) -> str:
     """Return the endpoint of a process of the only consumer of the cluster below `data_dir`.
 
-    Without it, the cluster is found as by commands. A process that has died stays announced until its lease ends, so
-    only one that takes connections counts. While there is none, one is waited for during `timeout` seconds, since one
-    that was just started announces itself only when it is ready; `waiting` is called before that. Raises ClusterError
-    if there is no consumer, or more than one.
+    Without `data_dir`, the cluster is found as by commands. A dead process stays announced until its lease expires, so
+    only processes that accept connections count. If there is none, wait for up to `timeout` seconds, since a process
+    that was just started announces itself only when it is ready; `waiting` is called before the wait. Raises
+    ClusterError if there is no consumer, or more than one.
     """
     from coranto.cluster import locate
 

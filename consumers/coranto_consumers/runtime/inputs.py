@@ -1,7 +1,7 @@
 """The two forms of an application's input: message by message, and in batches.
 
-Both decode content, sequence it, read it again where the sequencer requires that, and hand
-committed messages to the application. A shard may have sources of both kinds.
+Both decode content, sequence it, replay it where the sequencer requires that, and deliver committed messages to the
+application. A shard may have sources of both forms.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ offset of the decoded content."""
 
 
 class SourceInput(ABC):
-    """One of the two forms. Results of `feed` go to `add` or `add_replayed`, and results of `pull` to `consume`."""
+    """An input in one form. Results of `feed` go to `add` or `add_replayed`, and results of `pull` to `consume`."""
 
     intake: Any
     """The sequencing: `Intake` or `ColumnIntake`."""
@@ -71,7 +71,7 @@ class SourceInput(ABC):
 
     @abstractmethod
     def subject(self, pulled: Any) -> Consumed | None:
-        """Return the one message that was pulled, in case its rows are rejected. None if it is an acknowledgement."""
+        """Return the pulled message, for the search for rejected rows. None unless it is exactly one message."""
 
     def add_replayed(self, decoded: Any) -> None:
         self.intake.add_replayed(decoded)
@@ -103,7 +103,7 @@ class MessageInput(SourceInput):
         self.is_async = inspect.iscoroutinefunction(getattr(app, "consume_message", None))
 
     def add_source(self, journal: str, framing: Framing[Any], store: Store) -> None:
-        """Note the framing of a source. Raises InvalidInput for `misfits` of the application that cannot be."""
+        """Set the framing of a source. Raises InvalidInput for unsupported `misfits` of the application."""
         if policy_of(self._app.misfits) is MisfitPolicy.NULLS:
             raise InvalidInput(
                 "an application that takes messages one by one chooses nulls itself: choose DeadLetters or "
@@ -144,7 +144,7 @@ class MessageInput(SourceInput):
         return None if _is_ack(pulled) else Consumed(pulled.journal, pulled.begin, self._app.misfits)
 
     def _leaves_out(self, store: Store, pulled: Envelope[Any]) -> bool:
-        """Keep a message whose rows the store rejects as a dead letter. Return False for other messages."""
+        """Store a message whose rows the store rejects as a dead letter. Return False for other messages."""
         if not self._treatments or (pulled.journal, pulled.begin) not in self._treatments:
             return False
         _keep(self._app.misfits, store, self._publisher, [(pulled.journal, pulled.begin, pulled.content)])
@@ -178,7 +178,7 @@ class BatchInput(SourceInput):
         self.is_async = inspect.iscoroutinefunction(app.consume_batch)
 
     def add_source(self, journal: str, columns: Columns, store: Store) -> None:
-        """Note the columns of a source. Raises InvalidInput if the store cannot take its dead letters."""
+        """Set the columns of a source. Raises InvalidInput if the store does not support its dead letters."""
         from coranto_consumers.runtime.batch_reading import BatchReader
 
         _require_place(columns.misfits, store)
@@ -186,7 +186,7 @@ class BatchInput(SourceInput):
         self._readers[journal] = BatchReader(columns, self._treatments)
 
     def limit(self, max_rows: int | None) -> None:
-        """Limit the messages handed out together. None: the usual limit."""
+        """Limit the messages in a batch. None: the default limit."""
         from coranto_consumers.runtime.column_intake import MAX_ROWS
 
         self.intake.max_rows = MAX_ROWS if max_rows is None else min(max_rows, MAX_ROWS)
@@ -213,7 +213,7 @@ class BatchInput(SourceInput):
         batch, misfits = self._readers[pulled.journal].read(pulled)
         if len(batch):
             self._app.consume_batch(self._shard, store, batch, self._publisher)
-        # Only now: a batch that is deferred comes again, and its dead letters with it.
+        # After the call: a deferred batch comes again, together with its dead letters.
         _keep(self._columns[pulled.journal].misfits, store, self._publisher, misfits)
 
     async def consume_async(self, store: Store, pulled: Any) -> None:
@@ -239,7 +239,7 @@ class BatchInput(SourceInput):
 
 
 def _require_place(misfits: MisfitPolicy | DeadLetters, store: Store) -> None:
-    """Raise InvalidInput if a store, or a shard, cannot keep dead letters in their place."""
+    """Raise InvalidInput if the store, or the shard, does not support the destination of dead letters."""
     if not isinstance(misfits, DeadLetters):
         return
     if misfits.table is not None and not isinstance(store, SqlShardStore):
@@ -257,7 +257,7 @@ def _keep(
     publisher: ShardPublisher,
     misfits: Sequence[tuple[str, int, bytes]],
 ) -> None:
-    """Keep dead letters with the transaction."""
+    """Store dead letters in the transaction."""
     for journal, offset, line in misfits:
         assert isinstance(letters, DeadLetters)
         if letters.table is not None:

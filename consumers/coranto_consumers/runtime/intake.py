@@ -1,8 +1,8 @@
-"""The sequencing of a shard's sources: from messages as they are read to committed messages, one at a time. Pure.
+"""Sequencing of a shard's sources: from read messages to committed messages, one at a time. Pure.
 
-The caller adds messages as they are read (`add`), and takes committed ones (`pull`) until more has to be read. Usually
-that is more of the sources. If an acknowledgement commits messages that the sequencer no longer holds, a range of a
-journal has to be read again (`replay_range`, `add_replayed`, `end_replay`).
+The caller adds read messages (`add`), and takes committed messages (`pull`) until it must read more: usually from the
+sources. If an acknowledgement commits messages that the sequencer no longer holds, a range of a journal must be read
+again (`replay_range`, `add_replayed`, `end_replay`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from coranto.messages.sequencer import DEFAULT_RING_SIZE
 M = TypeVar("M")
 
 ATOMIC_BYTES: Final = 256 << 20
-"""The most content of a journal, from the first message of a set to its acknowledgement, that an `atomic` application
+"""The maximum bytes of a journal, from the first message of a set to its acknowledgement, that an `atomic` application
 gets in one transaction."""
 MAX_PRODUCERS: Final = 250_000
-"""Maximum known producers of a source. All of them are in each checkpoint. Making a checkpoint of
-this many takes seconds without any other work. With many more, the process would lose its lease and
-all its shards."""
+"""The maximum number of known producers of a source. Each checkpoint has all of them, and a checkpoint of this many
+blocks the process for seconds. With many more, the process would lose its lease and all its shards."""
 
 _COMMITS = frozenset(
     {QueueOutcome.OUTSIDE_COMMIT, QueueOutcome.ACK_EMPTY, QueueOutcome.ACK_COMMIT_RING, QueueOutcome.ACK_COMMIT_REPLAY}
@@ -34,7 +33,7 @@ _BEGINS, _EXTENDS = QueueOutcome.CONTINUE_BEGIN, QueueOutcome.CONTINUE_EXTEND
 
 
 def require_short(journal: str, producer: bytes, begin: int, end: int, atomic_bytes: int | None) -> None:
-    """Raise InvalidInput for a set of messages that is too long for one transaction. None: any may be split."""
+    """Raise InvalidInput for a set of messages that is too long for one transaction. None: sets may be split."""
     if atomic_bytes is not None and end - begin > atomic_bytes:
         raise InvalidInput(
             f"producer {producer.hex()} has committed a set of messages in the {end - begin} bytes [{begin}, {end}) of "
@@ -61,9 +60,9 @@ class Intake(Generic[M]):
         self._replaying = False
         self._atomic_bytes = atomic_bytes
         self._trigger: Envelope[M] | None = None
-        """The message that committed the set under way."""
+        """The message that commits the current set."""
         self._was_amid_set = self.is_amid_set = False
-        """True if a part of a set of messages that were committed together was pulled, and more of it follows."""
+        """True if only a part of a set of messages that were committed together was pulled."""
         self.resets = 0
         """The number of acknowledgements that were below an earlier one of their producer."""
         self.passed_over: dict[str, int] = {}
@@ -86,7 +85,7 @@ class Intake(Generic[M]):
 
     @property
     def has_pending(self) -> bool:
-        """True if an undecided transaction of a producer was met since the last checkpoint."""
+        """True if a transaction that is still open was read since the last checkpoint."""
         return self._sequencer.has_pending
 
     @property
@@ -144,7 +143,7 @@ class Intake(Generic[M]):
                 self.resets += outcome is QueueOutcome.ACK_RESET
 
     def _of_set(self, envelope: Envelope[M]) -> Envelope[M]:
-        """Note that a message of the set under way is pulled. Raises InvalidInput if the set is too long."""
+        """Record that a message of the current set is pulled. Raises InvalidInput if the set is too long."""
         trigger = self._trigger
         assert trigger is not None
         if not self.is_amid_set:

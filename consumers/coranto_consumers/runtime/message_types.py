@@ -35,8 +35,8 @@ def columns_of(
 ) -> Columns:
     """Return the columns of a type's messages: these fields, or all of them.
 
-    A TIMESTAMP without a zone is read as UTC. Raises InvalidInput for messages that do not come in batches, which are
-    those that are not JSON, and for fields that batches do not have (DATE, MAP) or the type does not.
+    A TIMESTAMP without a zone is read as UTC. Raises InvalidInput for messages that are not JSON, for fields that
+    batches do not support (DATE, MAP), and for fields that the type does not have.
     """
     definition = version.definition
     if not isinstance(definition.form, JsonForm):

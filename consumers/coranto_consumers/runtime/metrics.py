@@ -69,7 +69,7 @@ class ConsumerMetrics:
             self._phases.labels(shard, phase).inc(max(0.0, end - begin))
 
     def failed(self, shard: str, seconds: float) -> None:
-        """Count a restart after an error. `seconds` is the time since the first of those in a row."""
+        """Count a restart after an error. `seconds` is the time since the first of consecutive errors."""
         self.restarts.labels(shard).inc()
         self.outage.labels(shard).set(seconds)
 

@@ -45,7 +45,7 @@ class ShardPeers:
         return grpc.aio.insecure_channel(target.address, options=_OPTIONS)
 
     def _credentials(self, endpoint: str) -> grpc.ChannelCredentials | None:
-        """Return the credentials for a channel to an endpoint. They are new ones once certificates have changed."""
+        """Return the credentials for a channel to an endpoint. They change with the certificates."""
         return self._certificates.get() if endpoint.startswith("https:") else None
 
     async def close(self) -> None:

@@ -1,8 +1,7 @@
 """A shard's primary: it reads, consumes, commits and acknowledges, from its checkpoint on.
 
-`transaction.Transactions` decides the next step, and `consuming.Consuming` has the next messages. The effects are here.
-One task runs the steps. Others are one reader for each source, the appends, and the completion of the prior
-transaction.
+`transaction.Transactions` decides the next step, and `consuming.Consuming` has the next messages. This module has the
+effects. One task runs the steps. Other tasks read the sources, append, and complete the prior transaction.
 """
 
 from __future__ import annotations
@@ -56,21 +55,21 @@ from coranto_consumers.stores.engines import is_transient
 _log = structlog.get_logger(__name__)
 
 READ_AHEAD: Final = 8192
-"""Messages to read ahead, if the shard's spec does not set the number. Those in columns are limited by bytes only."""
+"""Messages to read ahead, if the shard's spec does not set the number. Sources in columns are limited by bytes only."""
 READ_AHEAD_BYTES: Final = 64 << 20
 """The limit of bytes to read ahead, for any number of messages. Writers choose the size of messages."""
 
 FENCE_SECONDS: Final = 10.0
-"""The time after which a shard that has nothing to do asks its store if it is fenced off."""
+"""Seconds after which an idle shard checks in its store if it is fenced off."""
 
 ACKNOWLEDGE_SECONDS: Final = 10.0
-"""Time for a failed shard to acknowledge its commits."""
+"""Seconds that a failed shard may take to acknowledge its commits."""
 
 _NO_LIMIT: Final = 1 << 62
 
 
 def limits_of(spec: pc.ShardSpec, max_messages: int | None = None) -> Limits:
-    """The limits of a shard's transactions, with a number of messages while a rejected one is looked for."""
+    """Return the limits of a shard's transactions. `max_messages` is set during a search for a rejected message."""
     return Limits(
         duration_seconds(spec.min_txn_duration),
         duration_seconds(spec.max_txn_duration),
@@ -98,9 +97,9 @@ class Primary:
     ) -> None:
         """`restored` is awaited once the store has restored its checkpoint.
 
-        `search` lasts for several runs of a shard's primary. `accept_changes` has the codes of confirmed changes
-        (`outputs/identity.py`). `sources` is the label selector that the sources were chosen by, if checkpoints record
-        it in place of their names: then other journals of the selector are no change.
+        `search` is shared by the runs of a shard's primary. `accept_changes` has the codes of confirmed changes
+        (`outputs/identity.py`). `sources` is the label selector of the sources, if checkpoints record it in place of
+        their names: then new journals of the selector are not a change.
         """
         self._search = RejectionSearch() if search is None else search
         self._app = app
@@ -125,7 +124,7 @@ class Primary:
         self._input = self._consuming({})
         self._producers = self._watch_producers({})
         self._acknowledging = False
-        """The transaction that is being completed has committed."""
+        """True if the transaction that is being completed has committed."""
         self._declared: set[str] = set()
         """The journals that the application declares, as far as they are known."""
         self._is_waiting = False
@@ -133,7 +132,7 @@ class Primary:
         self._fed: dict[str, int] = {}
         """The offsets through which sources were read."""
         self._may_repeat = False
-        """An append since the prior transaction was done may appear in its journal again."""
+        """True if an append since the completion of the prior transaction may be repeated in its journal."""
         self._resets = 0
         self._tracer = tracer()
         self._span: TraceSpan | None = None
@@ -206,9 +205,9 @@ class Primary:
         self._identity.settle()
 
     async def _recorded(self, store: Store, checkpoint: Checkpoint, sources: dict[str, Source]) -> dict[str, Source]:
-        """Return the sources with those that are chosen by a selector and new, once the store has them.
+        """Commit the sources that are new in a selector to the store, and return all sources.
 
-        A segment of a stream without content shows like this that those before it were read, when these are gone.
+        The checkpoint then shows that the predecessors of a new segment were read, even if the segment has no content.
         """
         chosen = self._shard.spec.sources if self._sources else ()
         new = {each.journal: Source(each.min_offset) for each in chosen if each.journal not in checkpoint.sources}
@@ -225,9 +224,9 @@ class Primary:
         self._wake.set()
 
     def is_caught_up(self, offsets: Mapping[str, int]) -> bool:
-        """Return True if sources are read through these offsets, and all that is committed there is in the store.
+        """Return True if sources are read through these offsets, and the store has all that is committed there.
 
-        Transactions of producers that are open there are not waited for. False for a source that is not one.
+        Transactions that are open there are not waited for. False for a journal that is not a source.
         """
         return (
             self._is_waiting
@@ -242,7 +241,7 @@ class Primary:
         rejected = self.store.rejection_of(error) if isinstance(self.store, Store) else None
         if rejected is None or self._app.atomic:
             return rejected
-        # While one is looked for, only one transaction is under way.
+        # During a search, only one transaction is in progress.
         looking = self._search.max_messages is not None
         messages = self._transactions.messages_under_way(only_one=looking) + self._input.in_hand
         return self._search.met(rejected, messages, self._input.last)
@@ -303,7 +302,7 @@ class Primary:
             self._is_waiting = False
 
     async def _require_fence(self) -> None:
-        """Raise Fenced if the store has a later owner. A store that does not answer now fails the next commit."""
+        """Raise Fenced if the store has a later owner. Temporary errors are ignored: the next commit raises them."""
         assert self.store is not None
         try:
             await self.store.require_fence()
@@ -442,9 +441,8 @@ class Primary:
     ) -> dict[str, int]:
         """Wait for acknowledgements, and return their end offsets, by journal.
 
-        All of them are tried: a failure of one journal does not stop the others. Raises the first failure.
-        After it, the others have `ACKNOWLEDGE_SECONDS` to continue, counted again from each one that is done, because
-        their brokers may be away for long.
+        A failure of one journal does not stop the others. Raises the first failure. After it, the wait ends when no
+        acknowledgement completes for `ACKNOWLEDGE_SECONDS`, because brokers may be unavailable for long.
         """
         journals = {done: journal for journal, done in written.items()}
         ends: dict[str, int] = {}
@@ -474,9 +472,9 @@ class Primary:
         _log.warning("acknowledgement.failed", shard=self._shard.id, journal=journal, error=error)
 
     def _note_passed_over(self) -> None:
-        """Count skipped messages such as duplicates as read through, if no transaction is open or completing.
+        """Advance the progress past skipped messages, such as duplicates, if no transaction is open or completing.
 
-        No commit would note them otherwise.
+        No commit would record them.
         """
         if self._transactions.prior is Prior.DONE and not self._transactions.is_open and self._input.passed_over:
             self._progress.advance(self._input.passed_over, {})
@@ -527,15 +525,15 @@ class Primary:
         self._tasks.append(task)
 
     async def _append(self, journal: str, pieces: Any, within: TraceSpan | None) -> AppendResult:
-        # Messages carry UUIDs, so one that is appended twice is read once. Brokers that cannot be reached are waited
-        # for, because committed messages must be acknowledged.
+        # A message that is appended twice is read once, because of its UUID. The append waits for unreachable brokers,
+        # because committed messages must be acknowledged.
         begun, waited = self._now(), False
         while True:
             append = self._client.append(journal, pieces, retry_unknown=True, retry_timeout=REPORT_SECONDS)
             try:
                 result = await (append if within is None else within.around(append))
             except (AppendOutcomeUnknown, *TRANSIENT) as error:
-                waited = self._may_repeat = True  # An attempt whose outcome is unknown may come late.
+                waited = self._may_repeat = True  # An attempt with an unknown outcome may be applied later.
                 seconds = self._now() - begun
                 self._metrics.outage.labels(self._shard.id).set(seconds)
                 _log.warning(
@@ -558,7 +556,7 @@ class Primary:
             raise error.advised(advice(self._shard.id, journal)) from error
 
     async def _keep_reading(self, journal: str, offset: int) -> None:
-        """Read a source for as long as the shard lives, with a bounded number of messages ahead."""
+        """Read a source until the shard ends, with bounded read-ahead."""
         listing = await self._client.list(labels.label_selector(include={labels.NAME: journal}))
         if not listing.journals:
             raise JournalNotFound(f"source of shard {self._shard.id}: {journal}")
@@ -583,7 +581,7 @@ class Primary:
 
 
 def may_pass(error: Exception, store: Store | None) -> bool:
-    """Return True if an error that ended a shard's primary may not occur again once another one continues."""
+    """Return True if an error that ended a shard's primary may be temporary, so that a new primary can continue."""
     # Brokers that know where a journal ends may come back, or an operator may reset its head.
     if isinstance(error, IndexHasGreaterOffset) or (isinstance(error, CorantoError) and error.retriable):
         return True

@@ -1,7 +1,7 @@
-"""A watch over the producer states of a shard's sources, while this process is the primary.
+"""Monitoring of the producer states of a shard's sources, while this process is the primary.
 
-It periodically reports producers whose clocks are far off, and counts open transactions. For journals with old open
-transactions it also finds out where the journal begins: transactions whose content is gone can be forgotten.
+It periodically reports producers with large clock skew, and counts open transactions. For journals with old open
+transactions, it also looks up the begin offset: transactions whose content is gone can be pruned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from coranto_consumers.runtime.metrics import ConsumerMetrics
 
 CHECK_SECONDS: Final = 60.0
 LIST_SECONDS: Final = 3600.0
-"""The least time from one listing of a journal's fragments to the next."""
+"""The minimum seconds between two listings of a journal's fragments."""
 
 _log = structlog.get_logger(__name__)
 
@@ -48,11 +48,11 @@ class ProducerWatch:
         self._listed: dict[str, float] = {}
 
     def pruning(self) -> Pruning:
-        """Return the next checkpoint's rules for forgetting producers."""
+        """Return the rules for pruning producers from the next checkpoint."""
         return Pruning(self._clock.now(), first_offsets=self._first_offsets)
 
     def committing(self, sources: Mapping[str, Source]) -> None:
-        """Note the source states of the latest checkpoint."""
+        """Record the source states of the latest checkpoint."""
         self._committed = sources
 
     async def run(self) -> None:

@@ -23,7 +23,7 @@ class Progress:
         self._changed = asyncio.Event()
 
     def advance(self, read_through: Mapping[str, int], publish_at: Mapping[str, int]) -> None:
-        """Raise offsets, all together. Offsets go back only by a reset."""
+        """Raise offsets, all together. Lower offsets have no effect."""
         for known, given in ((self.read_through, read_through), (self.publish_at, publish_at)):
             for journal, offset in given.items():
                 known[journal] = max(offset, known.get(journal, 0))
@@ -31,11 +31,11 @@ class Progress:
         self._changed = asyncio.Event()
 
     def begin_again(self, journal: str) -> None:
-        """Forget how far a source was read, because another journal has its name now."""
+        """Forget the read offset of a source that begins again, such as a recreated journal."""
         self.read_through.pop(journal, None)
 
     def restored(self, resets: Collection[SourceReset]) -> None:
-        """Forget how far sources were read that an operator has reset since the last time, by a checkpoint's resets."""
+        """Forget the read offsets of sources that were reset since the last call. `resets` are a checkpoint's."""
         for reset in self._resets ^ frozenset(resets):
             self.begin_again(reset.journal)
         self._resets = frozenset(resets)

@@ -15,9 +15,9 @@ _PIECE_BYTES: Final = 1 << 20
 class ShardPublisher:
     """Publishes messages as part of the current transaction. They commit, or are rolled back, with it.
 
-    Every run of a shard's primary has two producers of its own, and transactions take turns with them. A reader that
-    meets an acknowledgement once more drops its producer's pending messages. So a transaction does not have the
-    producer of the one before it, whose acknowledgements are still being appended.
+    Every run of a shard's primary has two producers, and transactions alternate between them. A reader that gets an
+    acknowledgement twice drops the pending messages of its producer. So a transaction does not use the producer of the
+    previous transaction, whose acknowledgements are still being appended.
     """
 
     def __init__(self, producer: ProducerId, clock: ProducerClock) -> None:
@@ -83,7 +83,7 @@ class ShardPublisher:
     def ack_intents(self) -> dict[str, bytes]:
         """End the transaction, and return the acknowledgements that commit its messages, by journal.
 
-        The transaction before must be done.
+        The previous transaction must be done.
         """
         journals, self._journals = self._journals, {}
         intents = {

@@ -42,9 +42,10 @@ async def present_sources(
 ) -> dict[str, Source]:
     """Return the readable sources of a checkpoint, with the ids of their journals.
 
-    Raises JournalRecreated for the offset of an earlier journal, and CorruptData for one behind a journal's end. If the
-    shard continues without lost content, such a source begins where its journal does, and the log reports the loss.
-    A source continues at its offset in a journal whose id the shard has in a label: it has the earlier one's content.
+    Raises JournalRecreated for an offset of an earlier journal, and CorruptData for an offset beyond a journal's end.
+    If the shard may continue without lost content, such a source continues at the end of the content that both journals
+    share, or at the journal's beginning, and the loss is logged. If a label of the shard has the id of a journal, it
+    has the content of the earlier one, and its source continues at its offset.
     """
     may_continue = continues(spec)
     read = [each.journal for each in spec.sources if each.journal in sources and sources[each.journal].read_through]

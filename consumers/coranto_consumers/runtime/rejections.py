@@ -1,8 +1,8 @@
 """The search for messages of a shard whose rows the store rejects. Pure.
 
-A store reports that it rejects a row of a transaction, but not the message that the row comes from. The shard
-starts again from its checkpoint then, with transactions of half as many messages, until one message is alone in its
-transaction. Transactions without it commit. Transactions that commit get larger again.
+A store reports that it rejects a row of a transaction, but not the message that the row comes from. The shard then
+restarts from its checkpoint with half as many messages in a transaction, until the message is alone in its transaction.
+Transactions without it commit. After each commit, transactions get larger again.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ class Consumed(NamedTuple):
     offset: int
     misfits: MisfitPolicy | DeadLetters
     columns: tuple[str, ...] = ()
-    """Its columns that may be null."""
+    """The columns of the message that may be null."""
 
 
 class RejectionSearch:
-    """The knowledge of rejected messages of one shard in this process, over all runs of its primary."""
+    """The rejected messages of one shard that this process has found, across runs of its primary."""
 
     def __init__(self) -> None:
         self.max_messages: int | None = None
-        """The most messages of a transaction during the search for a rejected one. None: no limit."""
+        """The maximum number of messages in a transaction during a search. None: no limit."""
         self.treatments: dict[tuple[str, int], Treatment] = {}
         """The treatments of found messages, by journal and offset."""
         self._may_continue = False
 
     def completed(self) -> None:
-        """Note that a transaction has committed."""
+        """Record that a transaction has committed."""
         if self.max_messages is not None:
             more = 2 * self.max_messages
             self.max_messages = more if more < _UNLIMITED else None
 
     def met(self, problem: RejectedRow, messages: int, last: Consumed | None) -> RejectedRow:
-        """Note that the store has rejected a row of a transaction of so many messages, whose last one is given.
+        """Record that the store rejected a row of a transaction of `messages` messages. `last` is the last one.
 
         Returns the error, with journal and offset if the message is found.
         """
@@ -65,7 +65,7 @@ class RejectionSearch:
         return found
 
     def may_continue(self) -> bool:
-        """Return True if the shard may start again after the error of the last `met`. It counts once."""
+        """Return True, once, if the shard may restart after the error of the last `met`."""
         may, self._may_continue = self._may_continue, False
         return may
 

@@ -6,11 +6,10 @@
       └──────────┴───────────┴────────────────────┴──> FAILED
 
 A shard with a recovery log plays the log, and follows it as a standby until it is promoted. A shard without one has
-nothing to play, and is STANDBY immediately. A primary starts again from its checkpoint after a transient error of a
-store,
-of brokers or of etcd, without a limit. It also does when it was fenced off although the shard is still assigned to it.
-A primary that meets any other error is FAILED until it is unassigned. The status is kept in the assignment's value,
-where the allocator and everybody else see it.
+nothing to play, and is STANDBY immediately. A primary restarts from its checkpoint after a transient error of a store,
+of brokers or of etcd, without a limit. It also restarts when it was fenced off although the shard is still assigned to
+it. After any other error, a primary is FAILED until it is unassigned. The status is kept in the assignment's value,
+where the allocator and all other processes see it.
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ from coranto_consumers.runtime.specs import exclusive, hint_keys, recovery_log
 _log = structlog.get_logger(__name__)
 
 FENCINGS: Final = 5
-"""The most times that an assigned primary may be fenced off before it counts as failed: another consumer uses its row,
+"""The maximum number of times that an assigned primary may be fenced off. More often, another consumer uses its row,
 such as one of a copied cluster."""
 
 STOP_SECONDS: Final = 5.0
-"""Time for a primary to complete its transactions, once the shard is no longer assigned to it."""
+"""Seconds for a primary to complete its transactions, once the shard is no longer assigned to it."""
 
 MAX_ERROR_CHARS: Final = 4096
-"""The most characters of an error's text that are logged and kept in etcd. It may quote a journal's content at any
+"""The maximum number of characters of an error's text in logs and in etcd. It may quote a journal's content at any
 length."""
 
 _FOLDER_CHARS: Final = 40
@@ -80,7 +79,7 @@ class ReplicaEnvironment(Protocol):
         ...
 
     async def set_status(self, shard: str, status: pc.ReplicaStatus, is_due: Callable[[], bool]) -> None:
-        """Write a replica's status into its assignment. Tries again while there is an assignment and `is_due`."""
+        """Write a replica's status into its assignment. Retries while there is an assignment and `is_due`."""
         ...
 
     @property
@@ -97,8 +96,8 @@ class ReplicaEnvironment(Protocol):
         ...
 
     def earlier_shards(self, shard: str) -> Sequence[pc.ShardSpec]:
-        """Return the specs of the shards created before a shard. Of shards created together, a smaller id is
-        earlier."""
+        """Return the specs of the shards created before a shard. For shards created together, the smaller id
+        is earlier."""
         ...
 
 
@@ -116,7 +115,7 @@ class ShardReplica:
         metrics: ConsumerMetrics,
         policy: RetryPolicy | None = None,
     ) -> None:
-        """`policy` says when to start again after transient errors. Without one, starts have no limit."""
+        """`policy` schedules restarts after transient errors. The default has no limit."""
         self.shard = Shard(spec, client, host.fqn_of(spec.id))
         self.progress = Progress()
         self.stopped = asyncio.Event()
@@ -202,7 +201,7 @@ class ShardReplica:
             self.stopped.set()
 
     async def _keep_running(self) -> None:
-        """Run the shard. Start again after transient errors, and when it was fenced off although it is assigned."""
+        """Run the shard. Restart it after transient errors, and when it was fenced off although it is assigned."""
         retry, fencings = Retry(self._policy), 0
         while not self._stopping:
             completed, begun = dict(self.progress.read_through), self._clock.monotonic()
@@ -311,11 +310,11 @@ class ShardReplica:
         if isinstance(error, Fenced):
             return await self._is_assigned()
         if isinstance(error, JournalRecreated) and continues(self.spec):
-            return True  # The next run begins where the present journal does.
+            return True  # The next run continues in the present journal.
         return may_pass(error, self._primary.store if self._primary is not None else None)
 
     async def _is_assigned(self) -> bool:
-        """Return True if the shard is still assigned to this process. Asks etcd, and returns True if it is unavailable.
+        """Return True if the shard is still assigned to this process. Also returns True if etcd is unavailable.
 
         The process that raised the fence may no longer own the shard: it may have hung before, for longer than its
         lease.

@@ -47,7 +47,7 @@ class _LocalShard:
 
 
 def covers(claims: Claims, spec: pc.ShardSpec) -> bool:
-    """Return True if a shard is in the scope of claims. Their selector sees its labels, and `id`."""
+    """Return True if a shard is in the scope of claims. Their selector is matched with its labels, and `id`."""
     return claims.covers_all or labels.matches(claims.selector, with_meta(spec))
 
 
@@ -134,7 +134,7 @@ class ShardResolver:
         return {*self._locals, *(each.item for each in state.by_member.get(self._member, ()))}
 
     def _follow(self, state: ShardState, shards: Iterable[str]) -> None:
-        """Bring the replicas of these shards in line. After an error, the rest is made up for at the next change."""
+        """Bring the replicas of these shards in line. After an error, the rest is retried at the next change."""
         if self._stopped:
             return
         self._due.update(shards)

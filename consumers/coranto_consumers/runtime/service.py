@@ -149,7 +149,7 @@ class ShardService(pc_grpc.ShardServicer):
     async def _apply(self, request: pc.ApplyRequest, claims: Claims, caller: str) -> pc.ApplyResponse:
         """Apply all changes in one transaction, and answer once this process's key space shows them.
 
-        A caller that may not make all of the changes learns only that, whatever they hold.
+        A caller that may not make all of the changes learns nothing else.
         """
         process = self._process
         authorized = [self._authorized(change, claims) for change in request.changes]
@@ -187,7 +187,7 @@ class ShardService(pc_grpc.ShardServicer):
         if not ops:
             return response
         cost = await process.etcd_budget.spend(caller, ops)
-        result = await process.coordinator.txn(list(dict.fromkeys(compares)), ops)  # Both kinds may ask the same.
+        result = await process.coordinator.txn(list(dict.fromkeys(compares)), ops)  # Both kinds may be equal.
         if result.succeeded:
             await process.keyspace.wait_for_revision(result.header.revision)
         else:
@@ -200,8 +200,7 @@ class ShardService(pc_grpc.ShardServicer):
         """Return the current shard of a change, None if it is new. Raises PermissionDenied if claims do not cover it.
 
         The claims must cover the shard both before and after the change, so that it cannot be taken over by
-        relabelling.
-        The change may be malformed: it is validated afterwards.
+        relabelling. The change may be malformed: it is validated afterwards.
         """
         shard = change.upsert.id or change.delete
         item = self._process.keyspace.state.item(shard)
@@ -215,7 +214,7 @@ class ShardService(pc_grpc.ShardServicer):
     async def _require_hints_location(self, spec: pc.ShardSpec) -> None:
         """Raise InvalidInput for a hint prefix among this consumer's keys, or one that holds another log's hints.
 
-        The present prefix of a shard is accepted as it is, because its hints are there.
+        The current prefix of a shard is accepted unchanged, because its hints are there.
         """
         process = self._process
         before = process.keyspace.state.item(spec.id)

@@ -20,12 +20,12 @@ class ConsumerProcessSettings(MemberSettings):
     harm: ClassVar[str] = "change shards"
 
     etcd: str = Field(default="", description="Endpoint of etcd. Default: the cluster of `coranto up`.")
-    etcd_prefix: str = Field(default="", description="Where the shards' keys live in etcd. Default: by application.")
+    etcd_prefix: str = Field(default="", description="Prefix of the shards' keys in etcd. Default: by application.")
     exit_seconds: float = Field(default=20.0, gt=0, description="Maximum time to hand over shards on exit.")
     shard_limit: int = Field(default=32, ge=0, le=131072, description="Maximum number of shards in this process.")
     max_hot_standbys: int = Field(default=3, ge=0, description="Caps the hot standbys of every shard.")
     accept_changes: Annotated[str, AfterValidator(checked_codes)] = Field(
-        default="", description="Codes of changes of shards that are meant, by commas. The error about one names it."
+        default="", description="Codes of intended changes of shards, separated by commas. The error has the code."
     )
     data_dir: Path | None = Field(
         default=None, description="Folder for the files of recovery logs. Default: the folder for temporary files."

@@ -19,7 +19,7 @@ MAX_SHARD_LIMIT = 131_072
 MAX_HOT_STANDBYS = 3
 """The default limit for the hot standbys of every shard."""
 MAX_HINT_BACKUPS = 64
-"""The most backups of hints. Each is a key of etcd that is read at every recovery of the shard."""
+"""The maximum number of backups of hints. Each is an etcd key that is read at every recovery of the shard."""
 
 ValueT = TypeVar("ValueT")
 
@@ -183,7 +183,7 @@ class ShardEntities(ProcessEntities):
         return member.shard_limit
 
     def consistent(self, assignments: Sequence[tuple[AssignmentKey, pc.ReplicaStatus]]) -> Sequence[bool]:
-        """Return for each assignment whether its replica is ready to take over.
+        """Return, for each assignment, True if its replica is ready to take over.
 
         Failed replicas count as ready once the primary has failed too: nothing is lost by moving them then.
         """

@@ -79,9 +79,9 @@ async def running_shard(
 ) -> AsyncIterator[RunningShard]:
     """Run the shard of `spec` with `app` and the journals of `client` until the context is left.
 
-    Every run has a producer of its own, as after a new assignment. `clock` is the machine's by default. For a store in
-    a recovery log, pass the `owner` that has taken the log over (see `coranto_consumers.recoverylog.standby`). A block
-    that is cancelled ends the shard as `crash` does.
+    Every run has a producer of its own, as after a new assignment. `clock` is the system clock by default. For a store
+    in a recovery log, pass the `owner` that has taken the log over (see `coranto_consumers.recoverylog.standby`). A
+    block that is cancelled ends the shard as `crash` does.
     """
     progress = Progress()
     shard = Shard(spec, client)

@@ -30,7 +30,7 @@ from coranto.errors import CorantoError, InvalidInput
 class DeferToNextTransaction(Exception):
     """Raised by an application's `consume_message` to end the transaction before this message.
 
-    The next transaction begins with it. At a transaction's first message it is an error.
+    The next transaction begins with the message. Deferring the first message of a transaction is an error.
     """
 
 
@@ -63,8 +63,8 @@ class Limits:
     max_seconds: float = 1.0
     wait_for_acks: bool = True
     max_messages: int | None = None
-    """The most messages of a transaction while a rejected one is looked for. Then none begins before the prior one is
-    done, so that a failure is of one of them."""
+    """The maximum number of messages in a transaction, during a search for a rejected message. Then a transaction
+    begins only after the prior one is done, so that a failure is of one of them."""
 
     def __post_init__(self) -> None:
         if self.min_seconds < 0 or self.max_seconds <= 0:
@@ -123,9 +123,9 @@ class Transactions:
         return self.current.pulled > 0
 
     def messages_under_way(self, *, only_one: bool) -> int:
-        """Return the messages of the transaction that is open or commits: the larger one, if it is not the `only_one`.
+        """Return the number of messages of the open transaction or of the prior one, whichever is larger.
 
-        A transaction that has committed does not count if there is only one.
+        With `only_one`, only one of them is in progress: the prior one if it is committing, otherwise the open one.
         """
         if not only_one:
             return max(self.current.pulled, self.completing.pulled)
@@ -141,7 +141,7 @@ class Transactions:
         return not self.is_open or now < self.current.began + self.limits.max_seconds
 
     def deadline(self, now: float) -> float | None:
-        """Return the time to request the next step again if nothing happens before. None: not by time."""
+        """Return the time to call `next_step` again if nothing happens before. None: there is no deadline."""
         if not self.is_open or not self.reads(now):
             return None
         minimum = self.current.began + min(self.limits.min_seconds, self.limits.max_seconds)
@@ -150,7 +150,7 @@ class Transactions:
     def next_step(self, now: float, *, ready: bool, pending: bool, amid_set: bool = False) -> NextStep:
         """Return the next step. `ready`: there is input. `pending`: messages already read await an acknowledgement.
 
-        `amid_set`: the transaction must not end before further input that is there, whatever its limits.
+        `amid_set`: the transaction must take further input before it ends, regardless of its limits.
         """
         if amid_set:
             return NextStep.CONSUME
@@ -170,7 +170,7 @@ class Transactions:
         return NextStep.COMMIT
 
     def consumed(self, now: float, size: int, messages: int = 1, acknowledgements: int = 0) -> None:
-        """Note that messages and acknowledgements of `size` bytes were consumed."""
+        """Record that messages and acknowledgements of `size` bytes were consumed."""
         if not self.is_open:
             self.current.began = now
         self.current.messages += messages
@@ -178,7 +178,7 @@ class Transactions:
         self.current.bytes += size
 
     def deferred(self) -> None:
-        """Note that the application deferred a message to the next transaction.
+        """Record that the application deferred a message to the next transaction.
 
         Raises EmptyTransactionDeferred if the current transaction has no messages.
         """
@@ -190,11 +190,11 @@ class Transactions:
         self._deferred = True
 
     def ended(self) -> None:
-        """Note that there is no further input: commit the current transaction."""
+        """Record that there is no further input: commit the current transaction."""
         self._ended = True
 
     def start_commit(self, now: float) -> None:
-        """Note that the current transaction begins to commit. The next one may consume."""
+        """Record that the current transaction begins to commit. The next one may consume."""
         if not self.is_open or self.prior is not Prior.DONE:
             raise InvalidInput(f"no transaction can begin to commit: prior {self.prior.name}, open {self.is_open}")
         self.current.commit_began = now
@@ -204,14 +204,14 @@ class Transactions:
         self._deferred = False
 
     def committed(self, now: float) -> None:
-        """Note that the prior transaction's store commit has completed. Acknowledgements may be appended."""
+        """Record that the prior transaction's store commit has completed. Acknowledgements may be appended."""
         if self.prior is not Prior.COMMITTING:
             raise InvalidInput(f"the prior transaction is {self.prior.name}, and cannot commit")
         self.completing.committed = now
         self.prior = Prior.ACKNOWLEDGING
 
     def acknowledged(self, now: float) -> None:
-        """Note that all acknowledgements of the prior transaction are in their journals."""
+        """Record that all acknowledgements of the prior transaction are in their journals."""
         if self.prior is not Prior.ACKNOWLEDGING:
             raise InvalidInput(f"the prior transaction is {self.prior.name}: nothing of it can be acknowledged")
         self.completing.acknowledged = now
