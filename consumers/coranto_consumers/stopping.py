@@ -1,4 +1,4 @@
-"""Stopping a continuous consumer by a signal, after the running transaction."""
+"""Stop of a continuous consumer by a signal, after the current transaction."""
 
 from __future__ import annotations
 

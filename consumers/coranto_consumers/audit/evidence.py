@@ -53,7 +53,7 @@ class Evidence:
 
 
 class EvidenceSource(Protocol):
-    """A place where a consumer keeps its checkpoints."""
+    """Source of the evidence about a consumer, such as its store."""
 
     @property
     def name(self) -> str:

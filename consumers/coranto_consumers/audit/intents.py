@@ -88,8 +88,9 @@ async def find_fates(
 ) -> dict[Intent, Fate]:
     """Return the fate of each acknowledgement, from the end of the journal. Raises the client's errors.
 
-    A fully suspended journal has no content (`has_content`), and no broker to ask. With `whole`, an acknowledgement
-    that is not at the end is searched in the whole journal: its writer's clock and the store's may differ by any time.
+    Without `has_content`, all fates are UNPROVEN: a fully suspended journal has no content, and no broker to ask. With
+    `whole`, an acknowledgement that is not at the end is searched for in the whole journal: its writer's clock and the
+    store's may differ by any time.
     """
     if not intents or not has_content:
         return dict.fromkeys(intents, Fate.UNPROVEN)

@@ -28,13 +28,13 @@ def judge(
         findings.append(Finding(kind, severity, shard, message, {"journal": journal, **facts}))
 
     for count, errors, what in (
-        (replayed.torn_count, replayed.torn, "cut off messages"),
-        (replayed.corrupt_count, replayed.corrupt, "no messages"),
+        (replayed.torn_count, replayed.torn, "torn messages"),
+        (replayed.corrupt_count, replayed.corrupt, "not messages"),
     ):
         if errors:
             find(
                 Kind.MESSAGES_TORN,
-                f"{count} pieces of {journal} below the checkpoint are {what}, which the consumer has passed over or "
+                f"{count} pieces of {journal} below the checkpoint are {what}, which the consumer has skipped or "
                 f"kept as misfits: {errors[0]}",
                 Severity.WARNING,
                 offsets=[error.offset for error in errors],

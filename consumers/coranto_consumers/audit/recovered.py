@@ -1,6 +1,6 @@
 """Evidence of a shard whose store is in a recovery log: the files that `coranto shards recover` rebuilt.
 
-The fence of such a store counts as 0: the author of its log is the fence, and no row has one.
+Such a store has no fence in a row, because the author of its log fences it. Its fence counts as 0.
 """
 
 from __future__ import annotations

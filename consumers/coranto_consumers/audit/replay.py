@@ -158,7 +158,7 @@ class Replay:
                     return
 
     def _partly_delivered(self) -> ProducerId | None:
-        """Return the only producer that is further in the checkpoint than in the replay. None if there are several."""
+        """Return the only producer that is further in the checkpoint than in the replay. None if not exactly one is."""
         found = self._found.source.producers
         further = [
             producer

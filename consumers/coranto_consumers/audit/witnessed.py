@@ -1,7 +1,7 @@
 """Memory of a consumer's audits in a fragment store, with its SHA-256 at brokers (`coranto.audit.witness`).
 
-The SHA-256 reveals a deleted or restored memory. Concurrent audits write the same file, so the last content may be of
-any of them.
+The SHA-256 reveals a deleted or restored memory. Concurrent audits write the same file, so any of their contents
+may be the last.
 """
 
 from __future__ import annotations

@@ -70,7 +70,10 @@ def _accept_in_store(store: str, name: str, journals: Sequence[str]) -> None:
 
 
 async def _present_ids(client: JournalClient, journals: Sequence[str]) -> dict[str, str]:
-    """Return the ids of journals. Raises InvalidInput if a journal does not exist or has no id, and Unavailable."""
+    """Return the ids of journals.
+
+    Raises InvalidInput if a journal does not exist or has no id, and Unavailable if no broker knows the id.
+    """
     found = (await client.heads(labels.label_selector(include=[(labels.NAME, name) for name in journals]))).by_name
     for name in journals:
         if name not in found:

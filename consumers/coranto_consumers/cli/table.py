@@ -118,7 +118,7 @@ def check(file: File, endpoint: Endpoint = None) -> None:
 def _spec(file: Path) -> TableSpec:
     """Read the file of a table. Raises InvalidInput, which names the file, and MissingExtra.
 
-    Call it before other imports.
+    Call it before other imports of `tables`, which would not explain a missing extra.
     """
     try:
         from coranto_consumers.tables import read_table

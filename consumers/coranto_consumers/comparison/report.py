@@ -31,7 +31,7 @@ class TableComparison:
 
     @property
     def is_equal(self) -> bool:
-        """True if both tables have the same columns and rows, and are not empty."""
+        """True if the tables are not empty, have the same columns, and all rows were compared and are equal."""
         return not self.differences()
 
     def differences(self) -> list[str]:

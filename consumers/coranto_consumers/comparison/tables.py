@@ -72,7 +72,7 @@ class SortedTable:
     """A table of a SQL store, read through a connection in a snapshot transaction."""
 
     def __init__(self, store: SqlStore, connection: Connection, name: str) -> None:
-        """Look the table up. `name` may begin with a schema and a dot. Raises InvalidInput if there is none."""
+        """Look up the table. `name` may begin with a schema and a dot. Raises InvalidInput if it does not exist."""
         self._store = store
         self._connection = connection
         self.name = name

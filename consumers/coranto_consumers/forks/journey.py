@@ -78,11 +78,11 @@ async def fork_consumer(
 ) -> ForkedConsumer:
     """Fork the journals that a consumer has read, and copy its checkpoint for the forks to the consumer `new`.
 
-    `journals` names further journals to fork, which the consumer has not read yet. A fork has its journal's name after
-    `prefix`, by default `new`. A segment of a stream is forked with its whole stream. Journals are forked at their
-    heads, or with `at_checkpoint` at the checkpoint's offsets. `tables` maps tables to the names of their copies, which
-    are made in the transaction of the checkpoint. With `from_beginning`, the new consumer has no checkpoint and no
-    copies, and reads all of its forks. Journals with a message type are refused without `same_labels`, which gives
+    `journals` names further journals to fork, which the consumer has not read yet. The name of a fork is its journal's
+    name below `prefix`, by default `new`. A segment of a stream is forked with its whole stream. Journals are forked at
+    their heads, or with `at_checkpoint` at the checkpoint's offsets. `tables` maps tables to the names of their copies,
+    which are made in the transaction of the checkpoint. With `from_beginning`, the new consumer has no checkpoint and
+    no copies, and reads all of its forks. Journals with a message type are refused without `same_labels`, which gives
     forks all labels of their journals: a consumer that selects by such a label reads both.
 
     Call it again after an interruption; a cancelled call may have made some of the forks. Raises InvalidInput for a

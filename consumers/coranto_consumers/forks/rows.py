@@ -90,7 +90,7 @@ def promote_row(store: SqlStore, name: str, expected: Restored, new: str, checkp
     """Retire a consumer if its row is as expected, and give `checkpoint` to its successor `new`, in one transaction.
 
     The consumer's staged rows are deleted. Raises Fenced if it has started or committed since, InvalidInput if it is
-    retired already or the store knows `new`, and SqlStoreError.
+    retired already or the store has a row of `new`, and SqlStoreError.
     """
     _retire(store, name, expected, Retired(new), checkpoint)
 
@@ -124,7 +124,7 @@ def _retire(store: SqlStore, name: str, expected: Restored | None, note: Retired
 
 
 def drop_tables(store: SqlStore, names: Sequence[str]) -> list[str]:
-    """Drop tables that exist, and return their names. Raises InvalidInput for the tables of the stores themselves."""
+    """Drop tables that exist, and return their names. Raises InvalidInput for the store's own tables."""
     if ours := [name for name in names if name.startswith(_OURS)]:
         raise InvalidInput(f"{ours[0]} is of all consumers of the store", field="--table")
     dropped = []

@@ -152,7 +152,7 @@ def extents(
 ) -> dict[str, ContentExtent]:
     """Return the content of journals, in the given order. Missing journals in `absent_ok` are omitted.
 
-    One call asks for all journals. Journals without a clear answer are asked for individually.
+    One call asks for all journals. Journals without a conclusive report are queried individually.
     """
     if not journals:
         return {}
@@ -249,15 +249,18 @@ def gone_segments(present: Extents, known: Collection[str]) -> GoneSegments:
 def not_read(journal: str, offset: int) -> StreamTruncated:
     """Return the error for a removed segment that was only read through an offset."""
     return StreamTruncated(
-        f"segment {journal} was read through {offset} and is gone: its stream was truncated before the rest was read, "
-        "or before a read found that there is none. Begin again with a new checkpoint or a consumer of another name, "
+        f"segment {journal} was read through {offset} and is gone: its stream was truncated before the segment was "
+        "read to its end. Begin again with a new checkpoint or a consumer of another name, "
         "or continue without it (failOnDataLoss=false)",
         int(journal.rpartition("/")[2]),
     )
 
 
 def when_sealed(ask: Callable[[], dict[str, ContentExtent]], timeout: float) -> dict[str, ContentExtent]:
-    """Poll until reading all content opens all segments. During a split, it does not. Raises StreamChanged."""
+    """Poll until each segment opens once its predecessors are read to their heads. Raises StreamChanged.
+
+    During a split or merge, some segments do not: final offsets are not recorded yet.
+    """
     deadline = time.monotonic() + timeout
     while True:
         present = ask()

@@ -19,8 +19,8 @@ _log = structlog.get_logger(__name__)
 class LostContent:
     """Content of a journal that is gone: [begin, end), or, if `recreated`, all content after `begin`.
 
-    A `recreated` journal ends at `end`, and was deleted and created again, or has lost its newest content. It is
-    certain if `known` is set: the id of the journal that `begin` refers to. `found` is the current id.
+    A `recreated` journal ends at `end`, and was deleted and created again, or has lost its newest content. The ids
+    prove it if `known` is set: the id of the journal that `begin` refers to. `found` is the current id.
     """
 
     journal: str
@@ -159,7 +159,7 @@ class Holes:
         }
 
     def stuck(self, journal: str, read_through: int) -> bool:
-        """Return True if reading stopped at an offset without lost content. Otherwise, the line there lost its end."""
+        """Return True if reading stopped at an offset without lost content. Otherwise, it lacks the end of a line."""
         hole = self._holes.get(journal)
         if hole is None:
             return True

@@ -149,7 +149,7 @@ class NumberedRange:
     number: int
     range: Range
     replay: States = field(default_factory=dict)
-    """If not empty, only the pending messages of these producers count."""
+    """The only producers whose pending messages count. Empty: all messages count."""
     commits: bool = False
     """True if the summary should have the offset that acknowledged each segment."""
 

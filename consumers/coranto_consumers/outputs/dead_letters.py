@@ -26,8 +26,8 @@ class MisfitPolicy(enum.Enum):
     FAIL = "fail"
     """The first misfit ends the run. Its transaction is not committed."""
     NULLS = "nulls"
-    """The application gets them, with nulls for values that do not fit or are rejected. If a column must not be null,
-    as FAIL."""
+    """The application gets them, with nulls for values that do not fit or are rejected. Like FAIL if a column must not
+    be null."""
     DEAD_LETTERS = "dead letters"
     """The application does not get them. The transaction stores them unchanged."""
 

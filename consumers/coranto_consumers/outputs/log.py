@@ -1,7 +1,7 @@
 """Log of committed outputs in a SQL store, which makes each output count once despite retries of its step.
 
 An output is kept for `keep_days` after its commit, and until its acknowledgements are known to be in their journals.
-So the number of outputs in that time limits the table. The row with an empty name has the time limit of deleted
+So the table is bounded by the outputs of that time. The row with an empty name has the time limit of deleted
 outputs: a step of a run that began before must not publish (`may_be_forgotten`).
 """
 
@@ -78,7 +78,7 @@ class OutputLog:
         store.create_tables(OUTPUTS)
 
     def find(self, output: str) -> CommittedOutput | None:
-        """Return a committed output. Raises SqlStoreError."""
+        """Return a committed output, or None. Raises SqlStoreError."""
         try:
             with self._store.engine.connect() as connection:
                 row = connection.execute(

@@ -15,7 +15,7 @@ Attempt = Callable[[Collection[int], int], RejectedRow | None]
 
 
 class TooManyRejected(Exception):
-    """A store rejects more messages than the maximum. Consumers do not raise it."""
+    """A store rejects more messages than the maximum. Consumers catch it."""
 
     def __init__(self, found: dict[int, RejectedRow]) -> None:
         super().__init__(f"{len(found)} rejected messages")
@@ -62,7 +62,7 @@ def find_nulls(
 ) -> frozenset[str] | None:
     """Return the columns that must be null for the store to accept a message. None if it rejects even all nulls.
 
-    `attempt` tries the message with some columns null. A column is returned only if the store rejects its value.
+    `attempt` tries the message with some columns null. A column stays null only if the store rejects its value.
     """
     nulls = frozenset(columns)
     if not nulls or attempt(nulls) is not None:

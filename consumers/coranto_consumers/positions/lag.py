@@ -107,7 +107,7 @@ def lag_of_head(journal: str, position: int | None, head: JournalHead | None) ->
 
 
 async def _with_messages(client: JournalClient, lag: JournalLag, now: float) -> JournalLag:
-    """Return a lag with its number of messages, from a sample. It stays unknown if the content cannot be read."""
+    """Return a lag with its number of messages, from a sample. None if the content cannot be read."""
     assert lag.head is not None
     assert lag.behind is not None
     begin = lag.head - lag.behind

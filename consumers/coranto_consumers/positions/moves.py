@@ -134,7 +134,7 @@ class _JournalMove:
             from coranto.streams.model.stream import decode_segment  # Only streams need it.
 
             self._first = max(self._first, decode_segment(info).begin)
-        self._is_begun = known is None
+        self._is_new = known is None
         self._known = known = known or Source(self._first, journal_id=head.journal_id)
         self._id = latest_id(known.journal_id, head.journal_id) if known.journal_id else head.journal_id
         self._is_other = not is_same(known.expected_id, known.read_through, head.journal_id)
@@ -149,7 +149,7 @@ class _JournalMove:
             return Move(self._name, self._known, replace(source, journal_id=self._head.journal_id), 0, True)
         source, messages = await (self._forward(at) if at > known else self._back(at))
         source = replace(source, journal_id=self._id)
-        return Move(self._name, self._known, source, messages, is_begun=self._is_begun)
+        return Move(self._name, self._known, source, messages, is_begun=self._is_new)
 
     async def _offset(self, target: str | int) -> int:
         head, first = self._head.head, self._first

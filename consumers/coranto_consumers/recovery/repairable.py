@@ -25,7 +25,7 @@ class RepairableStore(Protocol):
         """True if queries read the current tables; False if they read the snapshots that the checkpoint records."""
 
     def raise_fence(self, shard: str) -> Restored:
-        """Raise a shard's fence. Return the fence and the checkpoint. Raises SqlStoreError, and CorruptData."""
+        """Raise a shard's fence. Return it with the checkpoint. Raises SqlStoreError, and CorruptData for lost rows."""
 
     def write_checkpoint(self, shard: str, known_fence: int, checkpoint: Checkpoint) -> int:
         """Write a checkpoint under a fence above `known_fence` and the current fence, and return the new fence.
@@ -34,7 +34,7 @@ class RepairableStore(Protocol):
         """
 
     def delete_staged(self, shard: str, table: str) -> int:
-        """Delete a shard's rows below its present fence from a stage table, and return their number."""
+        """Delete a shard's rows below its current fence from a stage table, and return their number."""
 
 
 def repairable_store(url: str) -> RepairableStore:
@@ -54,7 +54,7 @@ class RepairableDatabase:
         return self._store.raise_fence(shard)
 
     def delete_staged(self, shard: str, table: str) -> int:
-        """Delete a shard's rows below its present fence from one stage table."""
+        """Delete a shard's rows below its current fence from one stage table."""
         shard_column, fence_column, _ = STAGE_COLUMNS
         deleted = 0
         try:

@@ -1,4 +1,4 @@
-"""Recovery logs: the files of a folder as a journal that rebuilds them elsewhere."""
+"""Recovery logs: journals that record the changes of a folder's files, to rebuild the files elsewhere."""
 
 from coranto_consumers.recoverylog.authority import Authority, Handoff, MemoryAuthority, Ownership
 from coranto_consumers.recoverylog.directory import RecordedDirectory, RecordedFile

@@ -32,7 +32,7 @@ class DecodedOperation:
 
 @dataclass(frozen=True, slots=True)
 class WrittenData:
-    """Some of the bytes of the last write that was found and accepted, in order."""
+    """Some of the bytes of the last accepted write, in order."""
 
     content: bytes
 
@@ -79,7 +79,7 @@ class LogDecoder:
 
     @property
     def is_between(self) -> bool:
-        """True if the decoder stands between two operations."""
+        """True if the decoder is between two operations."""
         return not self._missing and self._at == len(self._content)
 
     @property

@@ -76,7 +76,7 @@ class RecordedDirectory:
         return self.path(name).read_bytes()
 
     def create(self, name: str) -> RecordedFile:
-        """Open a new, empty file at `name`. It replaces a file that was there."""
+        """Open a new, empty file at `name`. An existing file is replaced."""
         fnode = self.recorder.create(name)
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ These keys are below the hint prefix of a shard's spec:
 
 * `<shard>.primary`: the hints that the owner stored last,
 * `<shard>.backup.0` to `.backup.N-1`: the hints that owners recovered when they took over, the latest first. Each of
-  them led to a store that was opened, so they serve to recover from disasters,
+  them led to a store that was opened, so they can serve for disaster recovery,
 * `<shard>.author`: the `Ownership` of the log. Only Coranto has this key; Gazette ignores it.
 
 Writes are guarded by the process's assignment to the shard: a process that lost the assignment changes nothing.

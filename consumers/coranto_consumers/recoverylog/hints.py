@@ -31,7 +31,7 @@ class LiveFnode:
 class Hints:
     """The starting point of a player. Empty hints play `log` from its first byte.
 
-    `log` is the log to read to its end. It is also the log of segments that name none. Files are in ascending order.
+    `log` is the log to read to its end. Segments that name no log are in `log`, too. Files are in ascending order.
     """
 
     log: str

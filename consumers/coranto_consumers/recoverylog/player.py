@@ -5,7 +5,7 @@ ends at the log's end: either it leaves the log as it is (`finish`), or it takes
 over, the player appends a no-op under the new author's name. The no-op continues the history as far as it was read, and
 the append sets the log's fence to that author. If the no-op continues the history in the log too, later operations of
 earlier authors are not part of the history. If an earlier author appended first, the no-op does not continue the
-history: the player reads on and tries again.
+history: the player continues reading and retries.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Pruned:
 def live_segments(shards: Sequence[ShardHints]) -> LiveSegments:
     """Return the segments that the hints of all shards need.
 
-    The last segment of each history has no end, because players read on from there.
+    The last segment of each history has no end, because players continue reading there.
     """
     by_log: dict[str, list[LogSegment]] = {}
     kept: dict[str, str] = {}

@@ -173,7 +173,7 @@ class Recorder:
             self._put(group)
 
     def create(self, path: str) -> Fnode:
-        """Record a new, empty file at `path`. It replaces a file that was there."""
+        """Record a new, empty file at `path`. An existing file is replaced."""
         path = self._tracked(path)
         self._check_place(path)
         with self.together():
@@ -205,7 +205,7 @@ class Recorder:
         self._record(Link(self.fnode_of(source), target))
 
     def rename(self, source: str, target: str) -> None:
-        """Record that the file at `source` moves to `target`. It replaces a file that was there.
+        """Record that the file at `source` moves to `target`. An existing file is replaced.
 
         If the target is a property, its content is read from the source.
         """
@@ -419,7 +419,7 @@ class Recorder:
                 await self._clock.sleep(delay)
             except RegisterMismatch as error:
                 if unknown and await self._reaches(goal, await self._client.head(self.log)):
-                    return  # An earlier try was applied before the log was taken over: the new owner has its content.
+                    return  # An earlier attempt was applied before the takeover: the new owner has its content.
                 await self._replace_fence(error)
         if result.begin < self._proven.end:
             raise CorruptData(
@@ -500,7 +500,7 @@ class Recorder:
                 raise Fenced(
                     f"recovery log {self.log} was taken over while its fence was gone; stop this one"
                 ) from error
-            return await self._client.head(self.log)  # An earlier try was applied, but its answer was lost.
+            return await self._client.head(self.log)  # An earlier attempt was applied, but its answer was lost.
         return result.end
 
     async def _check_owner(self, authority: Authority) -> None:

@@ -126,7 +126,7 @@ class LogStandby:
 class LogOwner:
     """Records into a shard's recovery log, and stores the hints of the log. Use as `async with`.
 
-    A cancelled `opened` or `store_hints` may have stored hints, which does no harm. Call it again.
+    A cancelled `opened` or `store_hints` may have stored hints, which is harmless. Call it again.
     """
 
     def __init__(self, recorder: Recorder, recovery: RecoveredFiles, hint_store: HintStore, clock: Clock) -> None:

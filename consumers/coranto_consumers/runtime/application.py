@@ -22,7 +22,7 @@ StoreT = TypeVar("StoreT", bound=Store)
 
 
 class Shard:
-    """A shard that is assigned to this process. Methods of applications get it."""
+    """An assigned shard, as the methods of an application get it."""
 
     def __init__(self, spec: pc.ShardSpec, client: JournalClient, fqn: str = "") -> None:
         self.log_recorder: Recorder | None = None
@@ -71,21 +71,22 @@ class Application(ABC, Generic[StoreT]):
     """
 
     misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL
-    """The treatment of messages, taken one by one, whose rows the store rejects: they fail the shard, or become
+    """The handling of messages whose rows the store rejects, with `consume_message`: they fail the shard, or become
     `DeadLetters`. For sources in columns, `Columns.misfits` decides."""
 
     atomic: bool = False
-    """True to consume all messages that one acknowledgement commits in a journal in one transaction, however long that
-    takes, and in several calls of `consume_batch` if they are more than 65,536. A set within more than 256 MiB of its
-    journal (`intake.ATOMIC_BYTES`) fails the shard with InvalidInput, before any of it is committed; so does a
-    rejected row, since the search for its message would split sets. Deferring a message within a set is an error.
+    """True to consume each set of messages that one acknowledgement commits in a journal in a single transaction,
+    however long that takes. A set of more than 65,536 messages takes several calls of `consume_batch`. A set that spans
+    more than 256 MiB of its journal (`intake.ATOMIC_BYTES`) fails the shard with InvalidInput, before any of it is
+    committed. A rejected row fails the shard, too, since the search for its message would split sets. Deferring a
+    message within a set is an error.
     """
 
     publishes: str | Sequence[str] = ()
     """The journals that the application publishes to: a label selector, or a list of names.
 
-    Checkpoints record the journals, and an application with other ones is refused (`ConsumerChanged`). A message for
-    another journal fails the shard with InvalidInput, before its transaction commits. If empty, checkpoints do not
+    Checkpoints record the journals, and an application with other journals is refused (`ConsumerChanged`). A message
+    for another journal fails the shard with InvalidInput, before its transaction commits. If empty, checkpoints do not
     record where messages go. Journals of dead letters are not included."""
 
     @abstractmethod
@@ -127,7 +128,7 @@ class Application(ABC, Generic[StoreT]):
     ) -> Awaitable[None] | None:
         """Consume committed messages of a source if `new_message` returned `Columns` for it.
 
-        As for `consume_message`; the batch is consumed as a whole or not at all. Messages of a producer that were
+        As for `consume_message`, and the batch is consumed as a whole or not at all. Messages of a producer that were
         committed together are in one batch unless there are very many. Then they are in several batches, and these may
         be in consecutive transactions if the application is not `atomic`.
         """

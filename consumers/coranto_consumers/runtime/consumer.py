@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Consumer:
-    """The effects and long-lived parts of one consumer process. It closes only its channels, and no other effects."""
+    """The effects and long-lived parts of one consumer process. `close` closes only its channels, no other effects."""
 
     def __init__(
         self,

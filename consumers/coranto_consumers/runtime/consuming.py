@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Consuming:
-    """The input of one shard, and its delivery to the application. Its primary has the transactions."""
+    """The input of one shard, and its delivery to the application. The primary has the transactions."""
 
     def __init__(
         self,

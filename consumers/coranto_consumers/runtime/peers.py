@@ -1,4 +1,4 @@
-"""Channels to the processes of a consumer, for each other and for the command line."""
+"""Channels to the processes of a consumer, for other processes and for the command line."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def advice(shard: str, journal: str) -> str:
 
 
 def continues(spec: pc.ShardSpec) -> bool:
-    """Return True if the shard continues where content is lost. Raises InvalidInput for another value of its label."""
+    """Return True if the shard continues after lost content. Raises InvalidInput for another value of its label."""
     value = labels.value_of(spec.labels, labels.DATA_LOSS)
     if value not in ("", labels.CONTINUE):
         raise InvalidInput(

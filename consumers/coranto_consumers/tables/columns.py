@@ -131,7 +131,7 @@ def _require_operation(spec: TableSpec, fields: Sequence[TypeField]) -> None:
     wanted = PlainKind.STRING if spec.operation.deletes else PlainKind.BOOLEAN
     if kind is not wanted:
         advice = (
-            "texts delete only in a STRING" if spec.operation.deletes else "add `deletes` with the texts that delete"
+            "`deletes` needs a STRING" if spec.operation.deletes else "add `deletes` with the texts that mark deletions"
         )
         raise InvalidInput(
             f"{spec.operation.column!r} is {format_kind(kind)}, and not {wanted.value}: {advice}", field="operation"

@@ -28,7 +28,7 @@ class ColumnChange:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A table of a store, compared with its layout."""
+    """A table in a store, compared with its layout."""
 
     exists: bool
     changes: Sequence[ColumnChange] = ()
@@ -38,7 +38,7 @@ class TableState:
 
 
 class TargetTable(Protocol):
-    """The table of a store."""
+    """A table in a store."""
 
     def compare(self) -> TableState:
         """Return the state of the table. Raises SqlStoreError."""

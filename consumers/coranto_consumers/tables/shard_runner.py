@@ -123,7 +123,7 @@ class ShardRunner:
                     if self._progress.read_through != before or now - begun >= REPORT_SECONDS:
                         retry.progressed()
                     store = primary.store if primary is not None else None
-                    # A journal was deleted, such as a segment that was read. The next attempt finds out.
+                    # A journal was deleted, such as a segment that was read. The next attempt lists them again.
                     passes = isinstance(error, JournalNotFound) or may_pass(error, store)
                     pause = retry.failed(now) if passes else None
                     if pause is None:

@@ -48,7 +48,7 @@ _SQL_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _ICEBERG_NAME: Final = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)+")
 _CATALOG: Final = re.compile(re.escape(ICEBERG) + r"[A-Za-z0-9_-]+")
 DELETED: Final = "coranto_deleted"
-"""The boolean column that marks rows which delete the table's row of their key."""
+"""The boolean column of rows: true deletes the table's row with the same key."""
 _RESERVED: Final = frozenset(
     {"_meta"}
     | {f"_{name}" for name in ("journal", "offset", "next_offset", "producer", "clock", "flags", "value")}
@@ -74,7 +74,7 @@ class TableInput:
 
     @classmethod
     def of(cls, kind: str, name: str, *, keyed: bool = False) -> TableInput:
-        """Return the input of a kind of the file's field `input`. Raises InvalidInput."""
+        """Return the input for an entry of the file's field `input`. Raises InvalidInput."""
         match kind:
             case "stream":
                 return cls(format_selector(segments_selector(validate_stream(name))), stream=name)
@@ -350,5 +350,5 @@ def _operation(entries: Mapping[str, yaml.Node], mode: Mode) -> OperationColumn 
     required(node, found, "column")
     operation = OperationColumn(read_text(found["column"]), texts(found, "deletes"))
     if "deletes" in found and not operation.deletes:
-        raise line_error(line_of(found["deletes"]), "the list is empty, so that nothing deletes: give texts")
+        raise line_error(line_of(found["deletes"]), "the list is empty, so nothing marks deletions: give texts")
     return operation

@@ -87,7 +87,7 @@ interval: 1m
         (FILE + "mode: upsert\nkey: number\n", "the key 'number' is not among the table's columns id, customer, op"),
         (UPSERT + "operation: {column: op}\n", "only `mode: changes` has an operation"),
         (FILE + "mode: changes\nkey: id\n", "`mode: changes` needs an `operation`"),
-        (FILE + "mode: changes\nkey: id\noperation: {column: op, deletes: []}\n", "so that nothing deletes"),
+        (FILE + "mode: changes\nkey: id\noperation: {column: op, deletes: []}\n", "so nothing marks deletions"),
         (FILE + "mode: changes\nkey: id\noperation: {column: no}\n", "there is no column 'no' among id, customer, op"),
         (FILE + "mode: changes\nkey: op\noperation: {column: op}\n", "the key 'op' is not among the table's columns"),
         (FILE + "filter: id > 5\n", "line 7: `filter` has Spark SQL, which needs Spark: add `runner: spark`"),
