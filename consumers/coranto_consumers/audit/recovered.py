@@ -33,7 +33,7 @@ class RecoveredEvidence:
         return str(self._folder)
 
     def read(self, shards: Sequence[str], queries: Sequence[str]) -> Evidence:
-        """Return the evidence of the shard. Raises InvalidInput for several shards, or if a folder has other files."""
+        """Return the evidence of the shard. Raises InvalidInput for several shards, or without such files."""
         if len(shards) != 1:
             raise InvalidInput(f"{self._folder} has the files of one shard, not of {len(shards)}", field="shards")
         try:

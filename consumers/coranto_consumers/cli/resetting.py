@@ -41,7 +41,7 @@ Sources = Annotated[
     str,
     typer.Option(
         "--sources",
-        help="Label selector of the consumer's journals, to include unread ones. A new consumer needs it.",
+        help="Label selector of the consumer's journals, to include unread journals. A new consumer needs it.",
         show_default=False,
     ),
 ]

@@ -22,7 +22,7 @@ _FETCHED: Final = 5000
 def opened(left: SqlStore, right: SqlStore) -> Iterator[tuple[Connection, Connection]]:
     """Yield connections to both stores, each in a snapshot transaction.
 
-    Stores in the same database share a snapshot, except in MariaDB and MySQL, where a connection can read only one
+    Stores with the same URL share a snapshot, except in MariaDB and MySQL, where a connection can read only one
     result at a time.
     """
     with ExitStack() as exits:

@@ -25,7 +25,10 @@ class RepairableStore(Protocol):
         """True if queries read the current tables; False if they read the snapshots that the checkpoint records."""
 
     def raise_fence(self, shard: str) -> Restored:
-        """Raise a shard's fence. Return it with the checkpoint. Raises SqlStoreError, and CorruptData for lost rows."""
+        """Raise a shard's fence. Return it with the checkpoint.
+
+        Raises SqlStoreError, and CorruptData if the state is damaged or rows are gone.
+        """
 
     def write_checkpoint(self, shard: str, known_fence: int, checkpoint: Checkpoint) -> int:
         """Write a checkpoint under a fence above `known_fence` and the current fence, and return the new fence.

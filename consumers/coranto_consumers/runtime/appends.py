@@ -2,7 +2,7 @@
 
 The order separates transactions for readers. Messages of a transaction follow the acknowledgement of the previous
 transaction, which waits for its transaction's commit. An acknowledgement before its own messages would commit nothing,
-and an acknowledgement after messages of the next transaction would roll them back.
+and an acknowledgement after later messages of its producer would roll them back.
 """
 
 from __future__ import annotations
