@@ -51,8 +51,8 @@ from coranto_consumers.runtime.specs import exclusive, hint_keys, recovery_log
 _log = structlog.get_logger(__name__)
 
 FENCINGS: Final = 5
-"""The maximum number of times that an assigned primary may be fenced off. More often, another consumer uses its row,
-such as one of a copied cluster."""
+"""The maximum number of times that an assigned primary may be fenced off. After more, it counts as failed: another
+consumer uses its row, such as one of a copied cluster."""
 
 STOP_SECONDS: Final = 5.0
 """Seconds for a primary to complete its transactions, once the shard is no longer assigned to it."""
