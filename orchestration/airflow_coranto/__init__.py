@@ -1,5 +1,5 @@
-"""The provider of journals for Apache Airflow: a hook, operators, a sensor, a trigger, assets and a message queue.
+"""Apache Airflow provider for journals: a hook, operators, a sensor, a trigger, assets and a message queue.
 
-Import from the modules, such as `airflow_coranto.operators.publish`. This one imports nothing, because Airflow loads it
-in every process.
+Import from the modules, such as `airflow_coranto.operators.publish`. This package imports nothing, because Airflow
+loads it in every process.
 """

@@ -1,4 +1,4 @@
-"""The meaning of an Airflow connection of type `coranto`. Knows no Airflow."""
+"""Client configuration from an Airflow connection of type `coranto`. Does not import Airflow."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _EXTRA: Final = {
     "data_dir": "",
     "cluster": "",
 }
-"""The names that extra may have, and the variables that they stand for."""
+"""The keys allowed in extra, and the environment variables that they replace, if any."""
 
 _PASSWORDS: Final = {
     "token": "CORANTO_AUTH_TOKEN",
     "keys": "CORANTO_AUTH_KEYS",
     "oidc": "CORANTO_OIDC_CLIENT_SECRET",
 }
-"""The kinds of `auth` in extra, and the variables that the password stands for."""
+"""The values of `auth` in extra, and the environment variables that the password replaces."""
 
 _PLACES: Final = {
     **{f"${variable}": f"{name} in the connection's extra" for name, variable in _EXTRA.items() if variable},
@@ -48,12 +48,12 @@ _PLACES: Final = {
     "$CORANTO_DATA": "data_dir in the connection's extra",
     "$CORANTO_ENDPOINT": "the connection's host",
 }
-"""Variables and options of commands, and the places where Airflow's users write the same."""
+"""Environment variables in error texts, and the corresponding fields of an Airflow connection."""
 
 
 def how_to_define(conn_id: str) -> str:
-    """Return the text of an error about a connection that is not defined, with the line that defines it."""
-    # No shell exports a variable with another name.
+    """Return the error text for an undefined connection, with a command that defines it."""
+    # Shells cannot export variables with other names.
     line = (
         f"export AIRFLOW_CONN_{conn_id.upper()}="
         if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", conn_id)
@@ -66,7 +66,7 @@ def how_to_define(conn_id: str) -> str:
 
 
 def in_airflow(text: str) -> str:
-    """Return the text of an error in terms of Airflow's connections."""
+    """Return an error text with the names of Airflow connection fields instead of environment variables."""
     for name, place in _PLACES.items():
         text = text.replace(name, place)
     return text
@@ -79,9 +79,9 @@ class ConnectionFields:
     | field | meaning |
     |---|---|
     | host | brokers, separated by commas, each with or without a port; empty: see `coranto.cluster.reach` |
-    | port | the port of brokers that name none |
-    | schema | `https` for TLS, `http` or empty for none |
-    | password | a bearer token, with `auth=keys` in extra the keys to sign tokens with, with `auth=oidc` a secret |
+    | port | the default port of brokers |
+    | schema | `https` for TLS, `http` or empty without TLS |
+    | password | a bearer token; with `auth=keys` in extra, keys to sign tokens; with `auth=oidc`, a client secret |
     | extra | see below |
 
     Extra may have `auth` (`token`, `keys` or `oidc`), the client of an OpenID Connect provider (`oidc_issuer`,
@@ -93,17 +93,17 @@ class ConnectionFields:
     port: int | None = None
     schema: str = ""
     login: str = field(default="", repr=False)
-    """Not used. A token here is one in the wrong field."""
+    """Must be empty. A value may be a token in the wrong field."""
     password: str = field(default="", repr=False)
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def endpoint(self) -> str:
-        """The endpoints, separated by commas; empty if no host is given. Raises InvalidInput, which tells no secret."""
+        """The endpoints, separated by commas; empty if no host is given. Raises InvalidInput, which shows no secret."""
         if self.schema not in _SCHEMES:
             raise InvalidInput(f"{self.schema!r} is not http or https; leave it empty for no TLS", field="schema")
         if self.login or "@" in self.host:
-            raise InvalidInput("brokers know no users; a token is the password: coranto://:TOKEN@HOST", field="host")
+            raise InvalidInput("brokers have no users; a token is the password: coranto://:TOKEN@HOST", field="host")
         return ",".join(self._one(each.strip()) for each in self.host.split(",") if each.strip())
 
     def _one(self, host: str) -> str:
@@ -116,20 +116,20 @@ class ConnectionFields:
     def client_config(self) -> ClientConfig:
         """Return the configuration of a client.
 
-        Raises InvalidInput for fields that make no sense, and ClusterError when the cluster has to be looked up and
-        does not run. No message tells the password.
+        Raises InvalidInput for invalid fields, and ClusterError if the connection has no host and no local cluster
+        runs. Error texts do not contain the password.
         """
         from coranto.cluster.reach import reach
 
         extra = self._known_extra()
         kind = extra.get("auth") or "token"
         if kind not in _PASSWORDS:
-            # The value may be the token itself, in the wrong field: no message shows it.
+            # The value may be a token in the wrong field, so the error does not show it.
             raise InvalidInput("it must be token, keys or oidc; the secret itself is the password", field="extra.auth")
         settings = {name: extra.get(key, "") for key, name in _EXTRA.items() if name}
         if (kind == "oidc") != bool(extra.get("oidc_issuer")) or (kind == "oidc" and not self.password):
             raise InvalidInput(
-                "a provider takes auth = oidc and oidc_issuer in extra, and the client's secret as password",
+                "an OpenID Connect provider needs auth = oidc and oidc_issuer, and the client secret as password",
                 field="extra.auth",
             )
         return reach(
@@ -150,6 +150,6 @@ class ConnectionFields:
         known = {name: str(value) for name, value in self.extra.items() if value not in (None, "")}
         for name in ("tls_ca", "tls_cert", "tls_key"):
             if "-----BEGIN" in known.get(name, ""):
-                # Only the password is masked, so no message shows this.
+                # Airflow masks only the password, so the error does not show this value.
                 raise InvalidInput("it holds PEM text; save that as a file, and give its path", field=f"extra.{name}")
         return known

@@ -1,4 +1,4 @@
-"""Errors of Coranto as Airflow's: those that a retry may cure, and those that it will not."""
+"""Conversion of Coranto's errors to Airflow's errors, retryable or permanent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coranto.extras import explained
 
 @contextmanager
 def airflow_errors() -> Iterator[None]:
-    """Raise Coranto's errors as AirflowException. A task is not retried after a permanent one."""
+    """Raise Coranto's errors as AirflowException. A permanent error fails the task without retries."""
     try:
         yield
     except CorantoError as error:

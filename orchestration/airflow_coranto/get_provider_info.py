@@ -1,4 +1,4 @@
-"""The facts that Airflow reads about this provider, through the entry point `apache_airflow_provider`."""
+"""Metadata of this provider, which Airflow reads through the entry point `apache_airflow_provider`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONNECTION_FIELDS: Final[dict[str, dict[str, Any]]] = {
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Return the provider's hook, trigger, sensor, operators, assets and queue."""
+    """Return the provider's metadata: hook, trigger, sensor, operators, assets and queue."""
     return {
         "package-name": "coranto",
         "name": _INTEGRATION,

@@ -22,7 +22,8 @@ def declare(
 ) -> None:
     """Add the assets of groups to an operator's arguments `inlets` and `outlets`, unless these are given.
 
-    Airflow reads them when it parses the DAG. So a group that is a template has no asset.
+    Airflow reads these arguments when it parses the DAG, before it renders templates. So a group with a template has no
+    asset.
     """
     for name, groups in (("inlets", inlets), ("outlets", outlets)):
         if arguments.get(name) is None:
@@ -43,8 +44,8 @@ def positions_in(client: SyncJournalClient, groups: Sequence[str]) -> Positions:
 def positions_after(client: SyncJournalClient, before: Positions) -> Positions:
     """Return the positions of the journals of groups, after a task's work.
 
-    Waits as `positions_in` does. A head that is not known after that is taken to be where it was: the work is done, and
-    a failure would only repeat it. Raises the client's errors.
+    Waits as `positions_in` does. A head that is still unknown keeps its earlier position: the work is done, and an
+    error would only repeat it. Raises the client's errors.
     """
     from coranto.client.positions import present_positions
 
@@ -66,7 +67,7 @@ def _heads(client: SyncJournalClient, group: str) -> Heads:
 
 
 def emit_growth(context: Any, outlets: Sequence[Any] | None, cluster: str, before: Positions, after: Positions) -> None:
-    """Give the events of a task's outlets the payload that a watcher's events have: offsets before and after it."""
+    """Set the payload of a task's outlet events: the offsets before and after the task, as in a watcher's events."""
     from coranto.client.positions import begins_of, grown_bytes, heads_of
     from coranto.offsets import vector_to_json
 

@@ -1,4 +1,4 @@
-"""Offsets of journals as a trigger knows them, and the events that it makes of them. Knows no Airflow."""
+"""A trigger's positions in journals, and the events that it derives from them. Does not import Airflow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from coranto.client.positions import JournalPosition
 
 MARK: Final = "coranto_watcher"
-"""The key of an event's payload with the name of its watcher's variable."""
+"""The key in an event's payload for the name of its watcher's variable."""
 Kept = dict[str, list[int | str]]
 """Stored positions by journal: the etcd revision that created it, its head, and its id if known."""
 
@@ -28,13 +28,13 @@ class StoredEvent:
     """The last stored event of a watcher, in its variable."""
 
     event: str
-    """The event's id; before the first event, an id of the beginning."""
+    """The event's id; before the first event, an id of the initial state."""
     positions: Kept
-    """The positions at its end."""
+    """The positions after the event."""
     since: Mapping[str, int] = field(default_factory=dict)
-    """The heads at its begin."""
+    """The offsets where the event's new content begins."""
     grown: int = 0
-    """The bytes that it is about."""
+    """The number of new bytes."""
 
     def to_json(self) -> str:
         """Return the text of the variable."""
@@ -49,7 +49,7 @@ class StoredEvent:
 
     @classmethod
     def from_json(cls, text: str) -> StoredEvent:
-        """Parse the text of a variable; an early version kept positions alone. Raises InvalidInput."""
+        """Parse the text of a variable. Early versions stored only the positions. Raises InvalidInput."""
         try:
             stored = json.loads(text)
             early = not isinstance(stored.get("positions"), dict)
@@ -83,8 +83,8 @@ def from_kept(kept: Mapping[str, Any]) -> dict[str, JournalPosition]:
 def variable_name(name: str, arguments: Mapping[str, Any]) -> str:
     """Return the name of the Airflow variable that keeps a watcher's positions.
 
-    It has the watcher's own name, if any. Otherwise it depends on all arguments except `committed`: a watcher that
-    begins to check commits continues at its position.
+    It contains the watcher's `name` if given. Otherwise it contains a hash of all arguments except `committed`, so that
+    a watcher keeps its position when `committed` changes.
     """
     if name:
         return f"{MARK}.{name}"
@@ -96,7 +96,8 @@ def variable_name(name: str, arguments: Mapping[str, Any]) -> str:
 def watched(extra: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the payload of a watcher's new event from the extra of an asset event; None for other events.
 
-    A settled event is not new. The variable always belongs to a watcher, even if another program made the event.
+    A settled event is not new. The variable's name always starts with `MARK`, so events of other programs cannot change
+    other variables.
     """
     payload = (extra or {}).get("payload")
     if not isinstance(payload, Mapping):
@@ -129,9 +130,9 @@ def event_of(
     now: Mapping[str, JournalPosition],
     grown: int,
 ) -> dict[str, Any]:
-    """Return the payload of the event that says that journals have grown from one vector of heads to another.
+    """Return the payload of an event for journals that have grown from `before` to `now`, by `grown` bytes.
 
-    `after` is the id of the watcher's event before it.
+    `after` is the id of the watcher's previous event.
     """
     from coranto.client.positions import begins_of, heads_of
 
@@ -148,7 +149,7 @@ def event_of(
 
 
 def behind(beyond: Mapping[str, int], now: Mapping[str, JournalPosition]) -> dict[str, JournalPosition]:
-    """Return the positions that offsets stand for, of the journals that exist."""
+    """Return the positions at offsets, for the journals that exist."""
     from coranto.client.positions import JournalPosition
 
     return {
@@ -169,7 +170,7 @@ def require_same(beyond: Mapping[str, int], now: Mapping[str, JournalPosition]) 
                 known,
                 at.journal_id,
                 at.head,
-                "Wait beyond offsets of the present journal: remove it from `beyond`, and it counts from offset 0.",
+                "Remove it from `beyond` to wait beyond offset 0 of the present journal.",
             )
 
 
@@ -188,12 +189,12 @@ def new_event_id() -> str:
 def settle(payload: Mapping[str, Any], stored: StoredEvent | None) -> tuple[dict[str, Any], StoredEvent]:
     """Return the payload to store after the last stored event, and the watcher's next state.
 
-    An event follows the last one that its watcher has seen. If another was stored since, two watchers are at work, for
-    example because a triggerer was wrongly taken for dead. Then the event has only the growth beyond the stored one,
-    perhaps none: so no byte is in two events.
+    An event's `after` is the last event that its watcher knows. If another event was stored since, two watchers are
+    active, for example because a triggerer was wrongly considered dead. Then the event reports only growth beyond the
+    stored event, possibly none, so that no byte is in two events.
     """
     event = payload["event"]
-    if stored is not None and stored.event == event:  # Of another asset with the same watcher.
+    if stored is not None and stored.event == event:  # Another asset has the same watcher.
         return _with(payload, stored), stored
     positions = {name: list(at) for name, at in payload["positions"].items()}
     announced = StoredEvent(event, positions, vector_of_json(payload["since"], "since"), payload["bytes"])
@@ -211,7 +212,7 @@ def settle(payload: Mapping[str, Any], stored: StoredEvent | None) -> tuple[dict
 
 
 def _with(payload: Mapping[str, Any], stored: StoredEvent) -> dict[str, Any]:
-    """Return the payload to store: without `after`, the mark of an unsettled event."""
+    """Return the payload to store. It has no `after`, which only unsettled events have."""
     kept = {name: value for name, value in payload.items() if name != "after"}
     from coranto.client.positions import heads_of
 

@@ -1,4 +1,4 @@
-"""Names of publications, and keys of rows. Knows no Airflow."""
+"""Names of publications, and keys of rows. Does not import Airflow."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PLAIN = re.compile(r"[A-Za-z0-9._-]*").fullmatch
 
 
 def writer_id_of(namespace: str, dag_id: str, run_id: str, task_id: str, map_index: int | None, edition: str) -> str:
-    """Return the name of a task instance's publication, which differs between any two of them.
+    """Return the unique name of a task instance's publication.
 
-    Only a run's id may contain slashes, so the parts cannot be taken for each other. Raises InvalidInput.
+    Only the run id may contain slashes, so two task instances never have the same name. Raises InvalidInput.
     """
     for name, value in (("namespace", namespace), ("edition", edition)):
         if not _PLAIN(value):
-            raise InvalidInput(f"{value!r} has other characters than letters, digits, '.', '_' and '-'", field=name)
+            raise InvalidInput(f"{value!r} has characters other than letters, digits, '.', '_' and '-'", field=name)
     index = "" if map_index is None or map_index < 0 else str(map_index)
     return f"{namespace}/{dag_id}/{run_id}/{task_id}/{index}/{edition}"
 

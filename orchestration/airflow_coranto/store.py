@@ -1,4 +1,4 @@
-"""The SQL store of a consumer, by an Airflow connection."""
+"""URL of a consumer's SQL store, from an Airflow connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""URLs of SQL stores from the fields of a connection. Knows no Airflow."""
+"""URLs of SQL stores from the fields of a connection. Does not import Airflow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def store_url(
     password: str = "",
     extra: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the SQLAlchemy URL of a store, with the drivers that Coranto has. Raises InvalidInput."""
+    """Return the SQLAlchemy URL of a store, with Coranto's drivers. Raises InvalidInput for an unsupported type."""
     import sqlalchemy as sa
 
     driver = _DRIVERS.get(kind)
@@ -40,7 +40,7 @@ def store_url(
 
 
 def checked_store_url(url: str) -> str:
-    """Return a URL that a DAG gives. Raises InvalidInput if it is empty, or holds a password, which would be shown."""
+    """Return a validated URL. Raises InvalidInput if it is invalid or has a password, which Airflow would show."""
     import sqlalchemy as sa
 
     if not url:

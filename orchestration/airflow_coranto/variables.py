@@ -1,4 +1,4 @@
-"""Airflow's variables within a trigger, in Airflow 3.1 and later."""
+"""Access to Airflow variables from a trigger, for Airflow 3.1 and later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DESCRIPTION: Final = "Positions of a watcher of journals (Coranto)"
 
 
 async def get_variable(name: str) -> str | None:
-    """Return a variable's text, or None if there is none."""
+    """Return a variable's value, or None if it does not exist."""
     found: str | None = await sync_to_async(Variable.get)(name, default=None)
     return found
 

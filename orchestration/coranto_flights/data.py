@@ -71,7 +71,7 @@ def iter_flights(flights: pd.DataFrame, start: int = 0) -> Iterator[Flight]:
 
 
 def partition_key(flight: Flight) -> bytes:
-    """Return the mapping key of a flight: its tail number, else its carrier and flight number."""
+    """Return the key that maps a flight to a journal: its tail number, else its carrier and flight number."""
     tail = flight["tailnum"]
     return (str(tail) if tail is not None else f"{flight['carrier']}{flight['flight']}").encode()
 

@@ -1,4 +1,4 @@
-"""The flights' second consumer, which copies every flight into an Iceberg table, and the table's proof.
+"""The flights' second consumer, which copies every flight into an Iceberg table, and the check of this table.
 
 This module imports Spark and pyiceberg. Import it when a consumer runs, not when definitions are loaded.
 """
@@ -74,7 +74,7 @@ def lake_store(data_dir: Path, table: str) -> IcebergStore:
 
 
 def prove_lake(data_dir: Path, table: str, flights: pd.DataFrame) -> CheckedClaim:
-    """Check that the Iceberg table has each flight once, by the files that it names, as DuckDB reads them."""
+    """Check that the Iceberg table has each flight once. DuckDB reads the table's data files."""
     name = f"{NAMESPACE}.{lake_table(table)}"
     claim = f"the Iceberg table {name} has every flight once, as DuckDB reads its files"
     try:

@@ -18,7 +18,7 @@ NAMESPACE: Final = "demo"
 
 
 def lake_table(table: str) -> str:
-    """Return the name of the Iceberg table of a SQL table, whose name begins with `TABLE`."""
+    """Return the name of the Iceberg table for the SQL table `table`, which begins with `TABLE`."""
     return f"flights{table.removeprefix(TABLE)}"
 
 

@@ -1,7 +1,7 @@
 """The proof of the main job. It compares the consumer's results with results computed from the CSV file.
 
-Nothing here trusts the pipeline. The table is read from the SQL store, and compared cell by cell with pandas over the
-CSV. Alerts are read from their journal by a read-committed reader. Journals are audited down to the bytes of their
+The checks do not rely on the pipeline. They read the table from the SQL store, and compare each cell with pandas over
+the CSV. They read alerts from their journal with a read-committed reader, and audit journals down to the bytes of their
 fragments.
 """
 
@@ -33,7 +33,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class CheckedClaim:
-    """A claim that was proven, or not. `detail` has the comparison, or the difference."""
+    """The result of checking a claim. `detail` describes the comparison or the difference."""
 
     claim: str
     holds: bool
@@ -43,7 +43,7 @@ class CheckedClaim:
 def prove(
     config: ClientConfig, store_url: str, flights: pd.DataFrame, *, prefix: str = "", table: str = "carrier_delays"
 ) -> list[CheckedClaim]:
-    """Check one pass over the flights. Raises only when the cluster or the store does not answer."""
+    """Check the results of one pass over the flights. Raises only if the cluster or the store does not answer."""
     return [
         prove_table(store_url, table, flights),
         prove_alerts(config, prefix, flights),

@@ -1,8 +1,8 @@
-"""Publishing of the flights. Every reader sees each flight once, after any failure.
+"""Publisher of the flights. Every reader sees each flight once, even after failures.
 
-The rows of the file are the authority. Row `i` becomes the message of one producer with clock `base + i` steps.
-Transactions have a few thousand rows. The append of the acknowledgement that commits a journal's part of a transaction
-also sets the journal's registers:
+The rows of the file determine the messages: row `i` becomes the message of one producer with the clock `base + i`
+steps. Transactions have a few thousand rows. The append of the acknowledgement that commits a journal's part of a
+transaction also sets the journal's registers:
 
 =====================  ============================================================================================
 `flights-source`       the data with the number of journals, the producer, the base clock: `digest.producer.base`
@@ -13,8 +13,8 @@ After a crash, the next publisher finds the position of each journal in these re
 producer and clocks. Messages that were appended but not yet acknowledged are appended again with the same UUIDs, and
 readers discard the duplicates. Two publishers cannot both acknowledge: only one passes the check of registers.
 
-Two things are done on purpose, as tests for readers: about one batch in a hundred is appended twice, and another
-producer publishes altered flights in a transaction that it then rolls back.
+To test readers, about one batch in a hundred is appended twice, and another producer publishes altered flights in a
+transaction that it rolls back.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PublishReport:
 
 @dataclass(frozen=True, slots=True)
 class FlightsSource:
-    """The data that a journal is filled from, and the producer and base clock of its messages."""
+    """The dataset that is published to a journal, and the producer and base clock of its messages."""
 
     digest: str
     producer: ProducerId
@@ -99,7 +99,7 @@ class FlightsSource:
 
 @dataclass(frozen=True, slots=True)
 class JournalProgress:
-    """The progress of a journal: it holds rows below `rows`. `source` is None before its first acknowledgement."""
+    """The progress of a journal: its rows below `rows` are published. `source` is None before the first rows."""
 
     rows: int
     source: FlightsSource | None
@@ -115,7 +115,7 @@ class JournalProgress:
 
 
 class FlightsPublisher:
-    """Publishes a table of flights to journals, from the positions in the journals' registers on."""
+    """Publisher of a table of flights. It continues at the positions in the journals' registers."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class FlightsPublisher:
                     retry_unknown=True,
                 )
             except RegisterMismatch as error:
-                # An append that was applied finds its own registers when it is repeated after a lost answer.
+                # A retry after a lost answer may find the registers of its own append.
                 if JournalProgress.of(error.registers) != after:
                     raise
             progress[journal] = after

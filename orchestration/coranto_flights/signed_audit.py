@@ -30,7 +30,7 @@ _SHOWN = 3
 def audit_and_sign(
     config: ClientConfig, store_url: str, tables: Mapping[str, str], data_dir: Path, *, selector: str = ""
 ) -> CheckedClaim:
-    """Audit journals to the last byte, and consumers by a replay of their sources; sign and keep the report.
+    """Audit all content of journals, and consumers by a replay of their sources. Sign and store the report.
 
     `tables` has the table of each consumer, by the consumer's name. Raises only when the cluster or the store does not
     answer.
@@ -63,7 +63,7 @@ async def _audit(config: ClientConfig, store_url: str, tables: Mapping[str, str]
 
 
 def _key(path: Path) -> str:
-    """Return the key of the demo's reports. The first audit makes it, readable by its owner alone."""
+    """Return the key of the demo's reports. The first audit creates it, readable only by its owner."""
     if not path.exists():
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:

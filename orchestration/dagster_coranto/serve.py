@@ -2,8 +2,7 @@
 
 The process consumes until it is interrupted, and reports materialisations without runs to $DAGSTER_HOME's instance. Use
 it for a consumer that needs low latency at all times, under a supervisor such as systemd or Kubernetes. Turn the
-consumer's polling sensor off while the process runs: of the process and the sensor's runs, whichever starts later
-fences off the other.
+consumer's polling sensor off while the process runs: otherwise the process and the sensor's runs fence each other off.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _log = structlog.get_logger(__name__)
 def load_repository(module: str) -> dg.RepositoryDefinition:
     """Load the definitions of a module: its `dg.Definitions`, a function that returns them, or its assets.
 
-    Raises InvalidInput for a module with several.
+    Raises InvalidInput for a module with several `dg.Definitions`.
     """
     loaded = importlib.import_module(module)
     found = [each for each in vars(loaded).values() if isinstance(each, dg.Definitions | LazyDefinitions)]

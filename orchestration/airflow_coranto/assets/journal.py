@@ -28,11 +28,11 @@ def journal_asset(
 ) -> Asset:
     """Return the asset of the journals `group/…` of a cluster.
 
-    `cluster` is the name that everybody uses for the cluster (`cluster` in the extra of the connection; by default the
-    connection's id). With `watch` a JournalOffsetTrigger of the connection `coranto_conn_id`, with the further
-    arguments, adds an event to the asset when messages of any program become committed in the journals. DAGs that have
-    the asset as their schedule start then. Operators that publish to the group have the asset as an outlet, which adds
-    an event too: give `outlets=[]` to one whose journals are watched, so that each publication counts once.
+    `cluster` is the cluster's common name: `cluster` in the connection's extra, by default the connection's id. With
+    `watch`, a JournalOffsetTrigger adds an event to the asset when messages of any program are committed in the
+    journals, and DAGs scheduled on the asset start. The trigger takes `coranto_conn_id` and the further arguments.
+    Operators that publish to the group have the asset as an outlet, which also adds an event. Give them `outlets=[]` if
+    the journals are watched, so that each publication counts once.
     """
     from airflow.sdk import AssetWatcher
 
@@ -68,7 +68,7 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
 
 
 def to_openlineage(asset: Any, lineage_context: Any) -> Any:
-    """Return an asset's OpenLineage dataset: namespace `journal://CLUSTER`, name the group."""
+    """Return an asset's OpenLineage dataset, with the namespace `journal://CLUSTER` and the group as its name."""
     parsed = urlsplit(asset.uri)
     return lineage_dataset(parsed.path.strip("/"), parsed.netloc)
 

@@ -30,7 +30,7 @@ class _DecoratedPublishOperator(DecoratedOperator, PublishOperator):  # type: ig
 
 
 def journal_publish_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:
-    """Make a task of a function that returns rows, with the arguments of PublishOperator except `rows`."""
+    """Turn a function that returns rows into a task. Takes the arguments of PublishOperator except `rows`."""
     return task_decorator_factory(
         python_callable=python_callable,
         decorated_operator_class=_DecoratedPublishOperator,

@@ -1,1 +1,1 @@
-"""The flights job in Airflow: its DAGs, and an Airflow of their own over the demo's cluster."""
+"""The flights job in Airflow: its DAGs, and a local Airflow that uses the demo's cluster."""

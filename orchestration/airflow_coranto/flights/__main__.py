@@ -1,4 +1,4 @@
-"""Airflow with the flights' DAGs, over the demo's cluster: `python -m airflow_coranto.flights`, until Ctrl-C."""
+"""Command `python -m airflow_coranto.flights`: the demo's cluster, and Airflow with the flights' DAGs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An Airflow of its own for the flights' DAGs: on SQLite, with its processes as children, below a data directory."""
+"""A local Airflow for the flights' DAGs: SQLite, child processes, and all files below a data directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coranto.errors import ClusterError
 DAGS: Final = Path(__file__).with_name("dags")
 _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "api-server": ("api-server", "--workers", "1"),
-    # Logs are read as files: their servers would listen on fixed ports of all interfaces.
+    # Logs are read from files: log servers would listen on fixed ports on all interfaces.
     "scheduler": ("scheduler", "--skip-serve-logs"),
     "dag-processor": ("dag-processor",),
     "triggerer": ("triggerer", "--skip-serve-logs"),
@@ -33,9 +33,8 @@ _KEYS: Final = "keys.json"
 class AirflowStandalone(LocalService):
     """Airflow over the cluster below `data_dir`, from `start` to `close`; a context manager.
 
-    Its home is `data_dir`/airflow, and it continues there when it is started again. Only this machine can reach it, and
-    every user of this machine is an administrator there. It listens on `port` if that is free, otherwise on another
-    one; see `url`.
+    Its state is in `data_dir`/airflow, and survives restarts. It listens on localhost only, and every user of this
+    machine is an administrator. If `port` is in use, it listens on another port; see `url`.
     """
 
     def __init__(
@@ -82,20 +81,20 @@ class AirflowStandalone(LocalService):
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__PARALLELISM": "4",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
-            # SQLite has one writer at a time; on a busy machine others wait longer than its usual five seconds.
+            # SQLite has one writer at a time; on a busy machine, the default timeout of five seconds is too short.
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home / 'airflow.db'}?timeout=60",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
-            # A machine that runs everything may be slow to answer its tasks.
+            # The API may answer tasks slowly, because all processes share one machine.
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
             "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
-            # Otherwise gRPC interferes with the forks of Airflow's processes.
+            # With gRPC's fork support, forks of Airflow's processes may fail.
             "GRPC_ENABLE_FORK_SUPPORT": "false",
             "GRPC_VERBOSITY": "ERROR",
             **self._settings,
         }
 
     def start(self) -> None:
-        """Make the database, start all parts, and return when the API answers. Raises ClusterError."""
+        """Create the database, start all processes, and wait until the API answers. Raises ClusterError."""
         self.home.mkdir(parents=True, exist_ok=True)
         made = subprocess.run(
             [sys.executable, "-m", "airflow", "db", "migrate"],
@@ -106,15 +105,15 @@ class AirflowStandalone(LocalService):
             check=False,
         )
         if made.returncode != 0:
-            raise ClusterError(f"Airflow's database cannot be made:\n{made.stderr[-2000:]}")
-        self._port = free_port(self._port)  # It may have been taken while the database was made.
+            raise ClusterError(f"Airflow's database cannot be created:\n{made.stderr[-2000:]}")
+        self._port = free_port(self._port)  # Another process may have taken it in the meantime.
         for name in _PARTS:
             self.start_part(name)
         ready = partial(self._answers, "/api/v2/monitor/health")
         wait_ready(self._children["api-server"], ready, timeout_seconds=_READY_SECONDS, cancelled=lambda: False)
 
     def start_part(self, name: str) -> ChildProcess:
-        """Start one of the parts: api-server, scheduler, dag-processor or triggerer."""
+        """Start one process: api-server, scheduler, dag-processor or triggerer."""
         arguments = list(_PARTS[name])
         if name == "api-server":
             arguments += ["--host", "127.0.0.1", "--port", str(self._port)]
@@ -128,11 +127,11 @@ class AirflowStandalone(LocalService):
         return self._children[name]
 
     def part(self, name: str) -> ChildProcess:
-        """Return the process of a part."""
+        """Return a process by its name."""
         return self._children[name]
 
     def close(self) -> None:
-        """Stop all parts, and the tasks that they run."""
+        """Stop all processes, and their tasks."""
         children = list(self._children.values())
         stop_all(children, self._stop_seconds)
         for child in children:
@@ -140,7 +139,7 @@ class AirflowStandalone(LocalService):
         self._children.clear()
 
     def _keys(self) -> dict[str, str]:
-        """Return the keys of this Airflow. They are made once, readable by their owner alone."""
+        """Return Airflow's secret keys. They are created once, readable only by their owner."""
         path = self.home / _KEYS
         if not path.exists():
             from cryptography.fernet import Fernet
@@ -155,7 +154,7 @@ class AirflowStandalone(LocalService):
 
 
 def _kill_group(group: int) -> None:
-    """Kill the remaining processes of a part's process group."""
+    """Kill the remaining processes of a process group."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The hook: clients made from an Airflow connection."""
+"""Hook that creates clients from an Airflow connection."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class CorantoHook(BaseHook):
-    """Reaches a cluster of brokers by a connection (see `ConnectionFields` for its fields).
+    """Hook for the cluster of brokers of a connection (see `ConnectionFields` for its fields).
 
     The connection is read each time, so that a changed token or the new port of an embedded cluster takes effect
-    immediately. An undefined connection is an error, even if a cluster runs on this machine: Airflow reports the same
-    for a connection that it failed to look up, and then a task must not use another cluster.
+    immediately. An undefined connection is an error, even if a cluster runs on this machine: Airflow also reports a
+    connection as undefined if its lookup failed, and the task must not use another cluster then.
     """
 
     conn_name_attr = "coranto_conn_id"
@@ -44,7 +44,7 @@ class CorantoHook(BaseHook):
 
     @classmethod
     def get_connection_form_widgets(cls) -> dict[str, Any]:
-        """Return further fields of the form, for Airflow before 3.2. Later ones read `get_provider_info`."""
+        """Return the additional form fields for Airflow before 3.2. Later versions read `get_provider_info`."""
         from flask_appbuilder.fieldwidgets import BS3TextFieldWidget
         from flask_babel import lazy_gettext
         from wtforms import StringField
@@ -55,7 +55,7 @@ class CorantoHook(BaseHook):
         }
 
     def fields(self) -> ConnectionFields:
-        """Return the connection's fields. Raises AirflowNotFoundException if there is no such connection."""
+        """Return the connection's fields. Raises AirflowNotFoundException if the connection is undefined."""
         try:
             return _fields(self.get_connection(self.coranto_conn_id))
         except AirflowNotFoundException as error:

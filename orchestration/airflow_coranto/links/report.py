@@ -9,7 +9,7 @@ from airflow.providers.common.compat.sdk import BaseOperatorLink, conf
 
 
 class ReportLink(BaseOperatorLink):
-    """Leads to the report, plan or result that the task has left as XCom."""
+    """Link to the report, plan or result in the task's XCom."""
 
     name = "Report"
 

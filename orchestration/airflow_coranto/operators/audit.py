@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 20
 _WHOLE_SUBJECTS: Final = 1000
-"""The most journals whose facts are in the XCom."""
+"""The maximum number of journals with details in the XCom."""
 _MAX_FINDINGS: Final = 1000
-"""The number of findings that the XCom has at most; the task's log has them all."""
+"""The maximum number of findings in the XCom. The task's log has all findings."""
 
 
 class AuditOperator(BaseOperator):
     """Audit the journals of a group, as `coranto audit` does, and fail on a finding.
 
     With the `depth` `cheap` it compares stored content with brokers' answers and with the last audit. `deep` also reads
-    content up to `budget`, the longest unread first: a number of bytes, a text such as 64M or `all`, or None for all.
-    Empty is the command's default. `memory` is the URL of the store with the records of audits, by default each
-    journal's first store. `checks` makes further checks, such as checks of consumers, from a client and the stores. A
-    group without journals is a finding, unless `allow_empty`.
+    content up to `budget`, the least recently read first: a number of bytes, a text such as 64M or `all`, or None for
+    all. An empty budget is the command's default. `memory` is the URL of the store with the records of audits, by
+    default each journal's first store. `checks` is a function of a client and the stores that returns additional
+    checks, such as checks of consumers. A group without journals is a finding, unless `allow_empty`.
 
-    The report is the XCom `report`, also of a failed task; the link "Report" leads to it. A task with an error among
-    its findings fails and is not retried; warnings only fail it with `fail_on_warning`. Returns `{"sound", "summary",
-    "errors", "warnings"}`.
+    The report is the XCom `report`, also of a failed task; the link "Report" leads to it. A finding that is an error
+    fails the task without retries. Warnings do so only with `fail_on_warning`. Returns `{"sound", "summary", "errors",
+    "warnings"}`.
     """
 
     template_fields: Sequence[str] = ("group", "depth", "budget", "memory", "coranto_conn_id")
@@ -122,7 +122,7 @@ class AuditOperator(BaseOperator):
 
 
 def report_value(report: Report) -> dict[str, Any]:
-    """Return a report as XCom: for very many journals only their number, and the most severe findings."""
+    """Return a report as an XCom value. Large ones have only the number of journals and the most severe findings."""
     xcom_value: dict[str, Any] = json.loads(report.to_json())
     if len(report.subjects) > _WHOLE_SUBJECTS:
         xcom_value["subjects"] = {"left_out": {"journals": len(report.subjects)}}

@@ -27,17 +27,17 @@ class IngestOperator(BaseOperator):
     .yml (its content is a template), or a `Path`. `${NAME}` in it is a variable of the worker's environment; use it for
     passwords, because Airflow shows rendered templates. The stream stores the progress of the ingest. So the task may
     be killed, retried, cleared, and run twice at the same time: no row is written again. With `accept_loss` it
-    continues although brokers have lost a part of that progress.
+    continues even if brokers have lost part of this progress.
 
-    `stream` is the name of the stream that the file names. Its asset `journal://CLUSTER/STREAM` is the task's outlet
-    then, unless you give `outlets`. `cluster` is the name in its URI, by default the connection's id.
+    `stream` is the stream in the file. If given, its asset `journal://CLUSTER/STREAM` is the task's outlet, unless you
+    give `outlets`. `cluster` is the name in its URI, by default the connection's id.
 
-    A source or brokers that do not answer are waited for, for ten minutes. A row that cannot be an event, and a source
-    that has changed, fail the task, and it is not retried. A task that is terminated commits the rows that it has read,
-    and fails, so that a retry continues there.
+    An unavailable source or broker is retried for ten minutes. A row that cannot be an event, or a changed source,
+    fails the task without retries. A terminated task commits the rows that it has read, and fails, so that a retry
+    continues there.
 
     Returns `{"rows", "dead_letters", "transactions", "lost", "positions"}`. `lost` and `positions` are by split, since
-    the start of the ingest; the others are of this try.
+    the start of the ingest; the other values are of this try.
     """
 
     template_fields: Sequence[str] = ("ingest", "stream", "coranto_conn_id")
@@ -92,11 +92,11 @@ class IngestOperator(BaseOperator):
         }
 
     def on_kill(self) -> None:
-        """End the ingest after the rows that it has read are committed."""
+        """Stop the ingest after it has committed the rows that it has read."""
         self._is_killed = True
 
     def _spec(self) -> IngestSpec:
-        """Return the content of the file. Raises InvalidInput, with the line."""
+        """Parse the file. Raises InvalidInput, with the line."""
         from coranto.errors import InvalidInput
         from coranto.ingest.spec import read_spec
 

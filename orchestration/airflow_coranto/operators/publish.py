@@ -20,23 +20,23 @@ Rows = Iterable[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
 class PublishOperator(BaseOperator):
     """Publish rows to the journals of a group, exactly once for each task instance.
 
-    `rows` are mappings that JSON can hold, or a function that returns them; it gets the entries of the context that its
-    parameters name, as PythonOperator's does, and `op_kwargs`. Use a function (a generator) for many rows. `key` is the
-    column, or a function of a row, whose value chooses the journal: rows of one key stay in order.
+    `rows` are JSON-serializable mappings, or a function that returns them. The function gets `op_kwargs` and the
+    context entries that its parameters name, as in PythonOperator. Use a function (a generator) for many rows. `key` is
+    the column, or a function of a row, whose value chooses the journal: rows of one key stay in order.
 
-    The publication has the name `writer_id`, which by default is made of the DAG, the run, the task and the map index.
-    All tries of the task, whether retried, cleared or run again by a scheduler that lost it, have the same one. So the
-    rows become visible together, once, and a try after that adds nothing: its rows are not even read. To publish again
-    after clearing, give another `edition` (a template; for example a param of the DAG). Two Airflow installations that
-    publish to the same group need different `namespace`s.
+    The publication has the name `writer_id`, by default derived from the DAG, the run, the task and the map index. All
+    tries of the task use the same name, also after it is cleared or the scheduler loses it. So the rows become visible
+    together, once. Later tries add nothing, and do not read their rows. To publish again after clearing, give another
+    `edition` (a template; for example a param of the DAG). Two Airflow installations that publish to the same group
+    need different `namespace`s.
 
-    `ledger` is the journal that remembers publications (see `coranto.publication`), by default `GROUP-publications`.
-    It is created if it is missing, which needs the right to apply specs. With `accept_lost_ledger` the task publishes
-    although the ledger has lost content: rows may be there twice.
+    `ledger` is the journal that records publications (see `coranto.publication`), by default `GROUP-publications`. It
+    is created if it is missing, which requires permission to apply specs. With `accept_lost_ledger` the task publishes
+    even if the ledger has lost content: rows may be duplicated.
 
-    The group's asset `journal://CLUSTER/GROUP` is the task's outlet, unless you give `outlets`: DAGs that have it as
-    their schedule start when the task has succeeded. Give `outlets=[]` if a DAG watches the asset: otherwise it starts
-    twice. `cluster` is the name in its URI, by default the connection's id.
+    The group's asset `journal://CLUSTER/GROUP` is the task's outlet, unless you give `outlets`. DAGs that are scheduled
+    on it start when the task has succeeded. Give `outlets=[]` if a DAG watches the asset: otherwise it starts twice.
+    `cluster` is the name in its URI, by default the connection's id.
 
     Returns `{"writer_id", "messages", "published_at", "is_new", "heads"}`.
     """
@@ -108,7 +108,7 @@ class PublishOperator(BaseOperator):
                     done = publish_once(
                         client,
                         journals,
-                        _Later(rows),
+                        _LazyRows(rows),
                         writer_id=writer_id,
                         key=key_function(self.key),
                         framing=JsonLines(),
@@ -145,8 +145,8 @@ class PublishOperator(BaseOperator):
         return lineage(self.coranto_conn_id, outputs=[self.group])
 
 
-class _Later(Iterable[Mapping[str, Any]]):
-    """Rows that are made when they are read: not for a publication that has happened already."""
+class _LazyRows(Iterable[Mapping[str, Any]]):
+    """Rows that are produced on iteration, and therefore not for an existing publication."""
 
     def __init__(self, make: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
         self._make = make

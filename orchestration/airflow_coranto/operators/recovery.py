@@ -1,4 +1,4 @@
-"""Operators of recovery: a plan, a person's approval of exactly that plan, and its carrying out."""
+"""Operators for recovery: plan, let a person approve exactly that plan, and carry it out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REJECT: Final = "Reject"
 
 
 class _RecoveryOperator(BaseOperator):
-    """The arguments that planning and carrying out share, which must be equal."""
+    """Arguments that planning and recovery share, and that must be equal."""
 
     template_fields: Sequence[str] = ("group", "memory", "coranto_conn_id")
     operator_extra_links = (ReportLink(),)
@@ -51,7 +51,7 @@ class _RecoveryOperator(BaseOperator):
         self.coranto_conn_id = coranto_conn_id
 
     def recovery(self) -> JournalsRecovery:
-        """Return the engine, for the connection's cluster."""
+        """Return the recovery engine for the connection's cluster."""
         from coranto.client.groups import JournalGroup
         from coranto.recovery import JournalsRecovery
 
@@ -81,7 +81,7 @@ class PlanRecoveryOperator(_RecoveryOperator):
 
 
 class ApproveRecoveryOperator(HITLOperator):
-    """Show a plan to a person, and wait for an approval, without a worker.
+    """Show a plan to a person, and wait for approval without using a worker.
 
     `plan` is the output of a PlanRecoveryOperator, and `subject` the title. The button names the plan's hash, so the
     approval is of the plan that was shown, even if the planning task was cleared. After a rejection, the task and its
@@ -91,7 +91,7 @@ class ApproveRecoveryOperator(HITLOperator):
     template_fields: Sequence[str] = ("subject", "body", "plan")
 
     def __init__(self, *, plan: Any, subject: str = "Approve a recovery of journals", **kwargs: Any) -> None:
-        # An answer may overtake the scheduler, which then takes the task for lost: ask again.
+        # An answer may arrive before the scheduler expects it. The task then fails as lost, and a retry asks again.
         kwargs.setdefault("retries", 2)
         super().__init__(subject=subject, options=[f"{APPROVE}…", REJECT], body="", **kwargs)
         self.plan = plan
@@ -121,9 +121,9 @@ class RecoverOperator(_RecoveryOperator):
     """Carry out the plan whose hash is `approved`, and audit.
 
     `approved` may also be the output of an ApproveRecoveryOperator. The other arguments are as for the plan: `group`,
-    `memory`, `doctors` and `audits`. It diagnoses again. If the plan has changed since the approval, it changes nothing
-    and fails, with the present plan as its result. Each step is safe to repeat, so a task that was killed may be
-    retried. It fails if a step fails or the audit finds an error. Returns `{"done", "remaining", "audit", "errors"}`.
+    `memory`, `doctors` and `audits`. The task diagnoses again. If the plan has changed since the approval, it changes
+    nothing and fails, with the current plan as its result. Each step is idempotent, so a killed task may be retried. It
+    fails if a step fails or the audit finds an error. Returns `{"done", "remaining", "audit", "errors"}`.
     """
 
     template_fields: Sequence[str] = (*_RecoveryOperator.template_fields, "approved")
@@ -174,7 +174,7 @@ async def _unless_refused(work: Coroutine[Any, Any, Recovery]) -> Recovery | Not
 def recovery_with_approval(
     group_id: str = "recovery", *, group: str, approval: Mapping[str, Any] | None = None, **arguments: Any
 ) -> TaskGroup:
-    """Return a task group of planning, approval and carrying out.
+    """Return a task group of planning, approval and recovery.
 
     `approval` are arguments of the ApproveRecoveryOperator, such as `assigned_users` or `response_timeout`. Further
     arguments go to both other operators.

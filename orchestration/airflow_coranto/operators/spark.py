@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 
 
 class SparkConsumerOperator(BaseOperator):
-    """Run a Spark consumer until it has caught up with its journals as they were when it began.
+    """Run a Spark consumer until it reaches the heads that its journals had at the start of the task.
 
-    `application` is `module:name` of a class or function that makes the application (`application_kwargs` are its
-    arguments), or such a function; the module is imported only when the task runs. The store is the Airflow connection
-    `store_conn_id` or `store_url`, which must hold no password and may name an Iceberg table
-    (`iceberg://CATALOG/namespace.table`). `master` and `spark_conf` are Spark's. `options` are the options of
-    `SparkConsumer`: `ConsumerOptions`, or plain values for `ConsumerOptions.of`, such as `{"misfits": "nulls"}`.
+    `application` is `module:name` of a class or function that creates the application from `application_kwargs`, or the
+    function itself. The module is imported only when the task runs. The store is the Airflow connection `store_conn_id`
+    or `store_url`, which must hold no password and may name an Iceberg table (`iceberg://CATALOG/namespace.table`).
+    `master` and `spark_conf` are Spark's. `options` are the options of `SparkConsumer`: `ConsumerOptions`, or plain
+    values for `ConsumerOptions.of`, such as `{"misfits": "nulls"}`.
 
     The store alone keeps the offsets, under a fence. A task that is killed, retried, cleared or run again continues at
     the last commit; nothing is lost or repeated. If two instances run, the later one continues, and the earlier one
     fails and is not retried. So only one instance of this task runs at a time, unless you set `max_active_tis_per_dag`.
 
-    With `wait_for`, the name of the group that the application reads, the task first waits in the triggerer until there
-    is something to consume, and looks every `wait_interval` seconds.
+    With `wait_for`, the name of the group that the application reads, the task first waits in the triggerer for new
+    content, and checks every `wait_interval` seconds.
 
     `inputs` and `outputs` are the groups that the application reads and publishes to. Their assets
     `journal://CLUSTER/GROUP` are the task's inlets and outlets, unless you give these. `cluster` is the name in their
     URIs, by default the connection's id. Give `outlets=[]` if a DAG watches such an asset: otherwise it starts twice.
 
     Returns `{"transactions", "messages", "published", "misfits", "lost", "lag_bytes", "offsets", "heads", "fence"}`.
-    `messages` is the number of committed messages that were processed, `misfits` the number that do not fit. `lost` has
-    the content that was gone and skipped. The task's log warns of both.
+    `messages` is the number of committed messages that were processed, `misfits` the number that do not fit. `lost`
+    lists missing content that was skipped. The task's log warns about both.
     """
 
     template_fields: Sequence[str] = (
@@ -84,7 +84,7 @@ class SparkConsumerOperator(BaseOperator):
         kwargs.setdefault("max_active_tis_per_dag", 1)
         declare(kwargs, self.cluster, inlets=inputs, outlets=outputs)
         super().__init__(**kwargs)
-        if store_url and "{{" not in store_url:  # Before Airflow renders it, and keeps and shows that.
+        if store_url and "{{" not in store_url:  # Airflow stores and shows the rendered URL.
             checked_store_url(store_url)
         self.application = application
         self.application_kwargs = dict(application_kwargs or {})
@@ -109,8 +109,8 @@ class SparkConsumerOperator(BaseOperator):
             return self._consume(context)
 
     def execute_complete(self, context: Any, event: Mapping[str, Any]) -> dict[str, Any]:
-        """Consume, now that there is something. Airflow calls this."""
-        if "error" in event and not event.get("recreated"):  # The consumer's options say what to do then.
+        """Consume the new content. Airflow calls this after the wait."""
+        if "error" in event and not event.get("recreated"):  # The consumer's options cover that case.
             raise AirflowFailException(event["error"])
         with airflow_errors():
             return self._consume(context)
@@ -121,7 +121,7 @@ class SparkConsumerOperator(BaseOperator):
             self._session.stop()
 
     def _wait(self) -> None:
-        """Go to the triggerer, from the offsets of the committed checkpoint on."""
+        """Wait in the triggerer for content beyond the committed checkpoint."""
         from airflow_coranto.triggers.journal import JournalOffsetTrigger
         from coranto_consumers.stores.reading import read_checkpoint
 
@@ -185,7 +185,7 @@ class SparkConsumerOperator(BaseOperator):
         from coranto_consumers.spark.session.sessions import new_session, running_session
 
         found = running_session()
-        if found is not None:  # Of the process that runs this task, which still needs it afterwards.
+        if found is not None:  # The process that runs this task still needs it.
             return found
         self._session = new_session(
             f"airflow {self.dag_id} {self.task_id}", master=self.master, settings=self.spark_conf

@@ -21,8 +21,8 @@ class ApplySpecsOperator(BaseOperator):
     """Apply a tree of journal specs, or only plan to.
 
     `specs` is YAML text (a template), a path below the DAG's folder that ends in .yaml or .yml (its content is a
-    template), or a `Path`. Applying is idempotent: only differences are applied, in transactions, so a killed
-    task continues when it is retried. `prefix` is put before all names. Journals that the tree does not name stay,
+    template), or a `Path`. Applying is idempotent: only differences are applied, in transactions, so a killed task
+    continues when it is retried. `prefix` is put before all names. Journals that the tree does not name are kept,
     except journals of the groups in `prune`, which are deleted. With `plan_only` nothing is changed; with
     `fail_on_drift` as well, the task fails if there are differences.
 

@@ -24,21 +24,20 @@ if TYPE_CHECKING:
 class TableOperator(BaseOperator):
     """Write the present messages to a table, as `coranto table run --once` does. Each message is written once.
 
-    `table` is the file of the command: YAML text (a template), a path below the DAG's folder that ends in .yaml or
-    .yml (its content is a template), or a `Path`. `${NAME}` in it is a variable of the worker's environment; use it for
+    `table` is the file of the command: YAML text (a template), a path below the DAG's folder that ends in .yaml or .yml
+    (its content is a template), or a `Path`. `${NAME}` in it is a variable of the worker's environment; use it for
     passwords, because Airflow shows rendered templates. The table's store keeps its position, under a fence. So the
     task may be killed, retried and cleared: no message is written again. If two instances run, the later one continues,
     and the earlier one fails and is not retried. So only one instance of this task runs at a time, unless you set
-    `max_active_tis_per_dag`. With `accept_changes`, the code of a ConsumerChanged, it continues with another input or
-    store under the same name.
+    `max_active_tis_per_dag`. With `accept_changes`, the code in a ConsumerChanged error, it continues with another
+    input or store under the same name.
 
-    `stream` is the name of the stream, or of the folder of journals, that the file reads. Its asset
-    `journal://CLUSTER/STREAM` is the task's inlet then, unless you give `inlets`. `cluster` is the name in its URI, by
-    default the connection's id.
+    `stream` is the stream, or the folder of journals, in the file. If given, its asset `journal://CLUSTER/STREAM` is
+    the task's inlet, unless you give `inlets`. `cluster` is the name in its URI, by default the connection's id.
 
-    A store or brokers that do not answer are waited for, for ten minutes. A message that cannot be a row, and a table
-    that lacks columns, fail the task, and it is not retried. A task that is terminated completes its transaction, and
-    fails, so that a retry continues there.
+    An unavailable store or broker is retried for ten minutes. A message that cannot be a row, or a table that lacks
+    columns, fails the task without retries. A terminated task completes its transaction, and fails, so that a retry
+    continues there.
 
     Returns `{"messages", "transactions", "rows", "bytes_behind", "messages_behind", "last_commit", "offsets"}`.
     `messages` and `transactions` are of this try. `last_commit` is the time, in Unix seconds, when the last transaction
@@ -96,11 +95,11 @@ class TableOperator(BaseOperator):
         }
 
     def on_kill(self) -> None:
-        """End the run after the transaction that is under way."""
+        """Stop the run after the current transaction."""
         self._is_killed = True
 
     def _spec(self) -> TableSpec:
-        """Return the content of the file. Raises InvalidInput, with the line."""
+        """Parse the file. Raises InvalidInput, with the line."""
         from coranto.errors import InvalidInput
         from coranto_consumers.tables.spec import read_table
 

@@ -1,1 +1,1 @@
-"""The Airflow plugin, and the listener that it brings."""
+"""The Airflow plugin and its listener."""

@@ -1,4 +1,4 @@
-"""The Airflow plugin: the listener of asset events."""
+"""Airflow plugin with the listener of asset events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from airflow_coranto.plugins import listener
 
 
 class CorantoPlugin(AirflowPlugin):
-    """Brings the listener into Airflow's processes."""
+    """Plugin that registers the listener in Airflow's processes."""
 
     name = "coranto"
     listeners: list[object] = [listener]  # noqa: RUF012  # as the base class declares it

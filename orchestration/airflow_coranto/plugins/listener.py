@@ -1,9 +1,9 @@
-"""Keeps a watcher's positions, in the transaction that stores the watcher's event.
+"""Listener that stores a watcher's positions in the transaction of the watcher's event.
 
-The triggerer stores an event and calls this before it commits, in its process that has the database. The positions that
-the event carries go to the watcher's variable in the same transaction. So the variable always tells the end of the last
-stored event, however the triggerer ends: no byte is missing from events. Nor is one in two: an event of a watcher that
-another has overtaken is stored as growth beyond the last stored event (see `offsets.settle`).
+The triggerer stores an event and calls the listener before it commits, in its process with database access. The
+listener writes the event's positions to the watcher's variable in the same transaction. So the variable always has the
+end of the last stored event, even after a crash: no byte is missing from events. No byte is in two events either: if
+two watchers are active, the later event is stored as growth beyond the last stored event (see `offsets.settle`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coranto.errors import InvalidInput
 
 @hookimpl
 def on_asset_changed(asset: Any) -> None:
-    """Settle the events of this asset that the open transaction stores, and keep their positions."""
+    """Settle the asset events in the open transaction, and store their positions."""
     from airflow import settings
     from airflow.models.asset import AssetEvent
     from airflow.models.variable import Variable
@@ -41,7 +41,7 @@ def on_asset_changed(asset: Any) -> None:
 
 
 def _row(session: Any, variable: str) -> Any:
-    """Return a variable's row, or None. It is held until the transaction ends: another triggerer waits here."""
+    """Return a variable's row, or None. The row is locked until the transaction ends, so other triggerers wait."""
     from airflow.models.variable import Variable
     from sqlalchemy import select
 
@@ -50,7 +50,7 @@ def _row(session: Any, variable: str) -> Any:
 
 
 def _stored(row: Any) -> StoredEvent | None:
-    """Return the event in a variable's row. An invalid row is replaced by the event that is being stored."""
+    """Return the event in a variable's row. None if the row is missing or invalid; the new event replaces it then."""
     try:
         return StoredEvent.from_json(row.val) if row is not None and row.val else None
     except InvalidInput:

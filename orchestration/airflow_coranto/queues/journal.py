@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class JournalMessageQueueProvider(BaseMessageQueueProvider):
-    """Makes a JournalOffsetTrigger of the arguments that follow the scheme."""
+    """Queue provider that creates a JournalOffsetTrigger from all arguments except the scheme."""
 
     scheme = "journal"
 

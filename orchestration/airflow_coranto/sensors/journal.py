@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 
 class JournalSensor(BaseSensorOperator):
-    """Wait until messages became committed in the journals of a group beyond offsets.
+    """Wait until messages are committed beyond offsets of a group's journals.
 
-    With `deferrable` it waits in the triggerer, without a worker; by default as `[operators] default_deferrable` says.
-    Otherwise it looks every `poke_interval` seconds. While the cluster does not answer it continues to ask, until
-    `timeout`. It takes the arguments of Airflow's sensors, too.
+    With `deferrable` (default: `[operators] default_deferrable`) it waits in the triggerer, without a worker. It checks
+    every `poke_interval` seconds, and retries an unavailable cluster until `timeout`. It also takes the arguments of
+    Airflow's sensors.
 
-    With `committed=False` any bytes end the wait. A group without journals is waited for, and the log says so once.
-    `beyond` is an offset for each journal, for example `heads` of an earlier task's result; a journal that it does not
-    name counts from 0. Without it, the heads at the try's start count: appends before that do not end the wait. In
-    `mode="reschedule"` each look is a process of its own, so `beyond` is required there. The task fails if a journal
-    was created again since the offset, if the offset has the journal's id.
+    With `committed=False` any bytes end the wait. If the group has no journals, the sensor logs this once, and waits.
+    `beyond` maps journals to offsets, for example `heads` of an earlier task's result; the offset of an omitted journal
+    is 0. Without `beyond`, the sensor waits beyond the heads at the start of the try: earlier appends do not end the
+    wait. In `mode="reschedule"` each check is a new process, so `beyond` is required. The task fails if a journal was
+    recreated, and its offset has the id of the earlier journal.
 
-    Returns `{"heads", "bytes"}`. Raises InvalidInput when the DAG is parsed, for arguments that make no sense.
+    Returns `{"heads", "bytes"}`. Raises InvalidInput for invalid arguments when the DAG is parsed.
     """
 
     template_fields: Sequence[str] = ("group", "beyond", "coranto_conn_id")
@@ -61,7 +61,7 @@ class JournalSensor(BaseSensorOperator):
             raise InvalidInput(f"{self.poke_interval} is not a positive number of seconds", field="poke_interval")
         if self.mode == "reschedule" and beyond is None and not deferrable:
             raise InvalidInput(
-                "a rescheduled sensor is a new process at each look and cannot keep the heads of its start: give "
+                "a rescheduled sensor is a new process at each check and cannot keep its initial heads: give "
                 "`beyond`, or use deferrable=True",
                 field="mode",
             )
@@ -90,13 +90,13 @@ class JournalSensor(BaseSensorOperator):
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
 
     def poke(self, context: Any) -> PokeReturnValue | bool:
-        """Look once. Airflow calls this. Raises AirflowException for what asking again will not cure."""
+        """Check once. Airflow calls this. Raises AirflowException for permanent errors; logs other errors."""
         try:
             found = self._check()
         except (AirflowFailException, AirflowNotFoundException):
             raise
         except AirflowException as error:
-            self._warn(f"Journals {self.group}/… cannot be asked: {error}")
+            self._warn(f"Journals {self.group}/… cannot be queried: {error}")
             return False
         return PokeReturnValue(is_done=True, xcom_value=found) if found else False
 
@@ -151,7 +151,7 @@ class JournalSensor(BaseSensorOperator):
         return vector_of_json(rendered, "beyond")
 
     def _warn(self, text: str) -> None:
-        """Warn once of each text in a row."""
+        """Log a warning, unless it repeats the previous one."""
         if text != self._warned:
             self._warned = text
             self.log.warning("%s", text)

@@ -25,27 +25,26 @@ _MAX_PAUSE: Final = 60.0
 
 
 class JournalOffsetTrigger(BaseEventTrigger):
-    """Fires when messages became committed in the journals of a group.
+    """Trigger that fires when messages are committed in the journals of a group.
 
-    Messages of an open transaction, or of one that is rolled back, do not count. To find out, the trigger reads the
-    content of journals whose label `content-type` says lines of JSON. In other journals, and in all with
-    `committed=False`, any appended byte counts.
+    Messages of open or rolled-back transactions do not count. To check this, the trigger reads the content of journals
+    whose label `content-type` is JSON lines. In other journals, and in all journals with `committed=False`, any
+    appended byte counts.
 
-    *In an asset's watcher* (without `beyond`) it fires without end, at most once per `interval` seconds, whenever at
-    least `min_bytes` were appended since the last event, and messages became committed. Each byte belongs to one event.
-    The positions are kept in an Airflow variable, which is written in the transaction that stores the event
-    (`airflow_coranto.plugins.listener`). So a restarted or replaced triggerer continues where the last stored event
-    ends. The first one begins at the heads that it finds, or with `earliest` at offset 0. The variable belongs to all
-    these arguments, or to `name` if that is given.
+    *In an asset's watcher* (without `beyond`) it fires repeatedly, at most once per `interval` seconds, whenever at
+    least `min_bytes` were appended since the last event, and messages were committed. Each byte belongs to one event.
+    The positions are stored in an Airflow variable, in the transaction that stores the event
+    (`airflow_coranto.plugins.listener`). So a restarted or replaced triggerer continues at the end of the last stored
+    event. The first start begins at the current heads, or with `earliest` at offset 0. The variable is identified by
+    `name`, by default by all arguments except `committed`.
 
-    *For a task that waits* (with `beyond`) it fires once, as soon as messages became committed above the offset that
-    `beyond` has for a journal, by default 0. Restarts change nothing, because `beyond` is part of the trigger. An
-    offset is a number, or an object with the id of its journal, as events and results have it
-    (`{"offset": 1024, "journal_id": "…"}`). If the journal now has another id, because it was created again, the task
-    gets an event with `error` and `recreated`.
+    *For a task that waits* (with `beyond`) it fires once, when messages are committed beyond a journal's offset in
+    `beyond` (default: 0). Restarts are safe, because `beyond` is stored with the trigger. An offset is a number, or an
+    object with the id of its journal, as in events and results (`{"offset": 1024, "journal_id": "…"}`). If the journal
+    was recreated with another id, the task gets an event with `error` and `recreated`.
 
-    While the cluster does not answer, it retries. A task gets an event with `error` for a permanent failure, such as a
-    refused token.
+    The trigger retries while the cluster does not answer. A task gets an event with `error` for a permanent failure,
+    such as a rejected token.
     """
 
     def __init__(
@@ -130,9 +129,9 @@ class JournalOffsetTrigger(BaseEventTrigger):
                 heads.before = partial(_fixed, positions)
 
     async def _first(self, now: dict[str, JournalPosition]) -> offsets.StoredEvent | None:
-        """Return the last stored event. Before the first event, keep where it will begin.
+        """Return the last stored event. Before the first event, store and return its start positions.
 
-        Returns None if the variable is invalid: a new beginning could skip growth.
+        Returns None if the variable is invalid, because new start positions could skip content.
         """
         kept = await get_variable(self.variable)
         if kept is not None:
@@ -153,12 +152,12 @@ def _fixed(positions: Mapping[str, JournalPosition], now: object) -> Mapping[str
 
 
 class _Heads:
-    """The positions of a group's journals, asked for again and again."""
+    """Poller of the positions of a group's journals."""
 
     before: Callable[[Mapping[str, JournalPosition]], Mapping[str, JournalPosition]] | None = None
-    """The positions behind which messages have to become committed. None: nothing is looked for yet."""
+    """The start positions of the check for committed messages. None: nothing is checked yet."""
     is_committed = False
-    """Messages became committed behind `before`, as of the last answer."""
+    """True if the last check found committed messages beyond `before`."""
 
     def __init__(self, group: str, coranto_conn_id: str, interval: float, committed: bool, log: Any) -> None:
         from coranto.client.commits import CommitWatch
@@ -174,13 +173,13 @@ class _Heads:
         self._positions: dict[str, JournalPosition] = {}
 
     async def each(self, *, fail: bool) -> AsyncIterator[dict[str, JournalPosition]]:
-        """Yield the positions, each `interval` seconds. With `fail`, raise what asking again will not cure."""
+        """Yield the positions every `interval` seconds. Retries after errors; with `fail`, raises permanent errors."""
         pause, problem = self._interval, ""
         try:
             while True:
                 try:
                     positions = await self._ask()
-                except Exception as error:  # a watcher that ends would miss events in silence
+                except Exception as error:  # a watcher that ends would miss events silently
                     if fail and isinstance(error, InvalidInput | Unauthenticated | PermissionDenied):
                         raise
                     if fail and not isinstance(error, CorantoError):
@@ -188,11 +187,11 @@ class _Heads:
                     await self._forget_client()
                     if problem != str(error):
                         problem = str(error)
-                        self._log.warning("Journals %s/… cannot be asked: %s", self._group.name, in_airflow(problem))
+                        self._log.warning("Journals %s/… cannot be queried: %s", self._group.name, in_airflow(problem))
                     pause = min(_MAX_PAUSE, pause * 2)
                 else:
                     if problem:
-                        self._log.info("Journals %s/… can be asked again", self._group.name)
+                        self._log.info("Journals %s/… can be queried again", self._group.name)
                     pause, problem = self._interval, ""
                     self._log_missing(not positions)
                     yield positions
@@ -215,7 +214,7 @@ class _Heads:
         return now
 
     def _log_missing(self, is_missing: bool) -> None:
-        """Say once that there are no journals to wait for, and once that there are some."""
+        """Log once that the group has no journals, and once that it has journals again."""
         if is_missing and not self._is_missing:
             self._log.warning(
                 "Waits for a journal %s/… on the cluster of connection %s, which has none. Check the group's name, "
@@ -228,7 +227,7 @@ class _Heads:
         self._is_missing = is_missing
 
     async def _forget_client(self) -> None:
-        """Close the client. The next one reads the connection again, which may have changed."""
+        """Close the client. The next client rereads the connection, which may have changed."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()

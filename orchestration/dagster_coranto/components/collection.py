@@ -51,11 +51,11 @@ class JournalProps:
 class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
     """Journals of a cluster as assets, and optionally their specs from a tree in YAML.
 
-    Assets and checks that another part of the project defines, such as the outputs of a consumer, are left out.
+    Assets and checks that another part of the project defines, such as the outputs of a consumer, are omitted.
     """
 
     cluster: Annotated[JournalResource, dg.Resolver(resolve_cluster, model_field_type=ClusterModel)] = Field(
-        default_factory=JournalResource, description="The cluster of brokers. Left out: found in the environment."
+        default_factory=JournalResource, description="The cluster of brokers. Default: from the environment."
     )
     selector: str = Field(
         description="Which journals, by labels.", examples=["name:prefix=shop/", "content-type=application/x-ndjson"]
@@ -67,8 +67,8 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
     )
     specs: str | None = Field(
         default=None,
-        description="File with a tree of journal specs, in the folder of defs.yaml. It becomes an asset that applies "
-        "it, which the journals' assets depend on, and a check of drift.",
+        description="File with a tree of journal specs, in the folder of defs.yaml. It becomes a check of drift, and "
+        "an asset that applies the tree and that the journals' assets depend on.",
         examples=["journals.yaml"],
     )
     specs_asset: str = Field(default="journal_specs", description="The key of the asset that applies `specs`.")

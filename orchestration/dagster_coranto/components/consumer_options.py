@@ -9,7 +9,7 @@ from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 
 
 class DeadLettersModel(dg.Model, dg.Resolvable):
-    """The place of dead letters, in YAML."""
+    """The destination of dead letters, in YAML."""
 
     table: str = Field(default="", description="A table of the consumer's store. It is created when absent.")
     journals: str | list[str] = Field(default="", description="A label selector, or the names of journals.")
@@ -29,7 +29,7 @@ class ConsumerOptionsModel(dg.Model, dg.Resolvable):
         description="True: deliver all messages that one acknowledgement commits in a journal in one transaction.",
     )
     min_transaction_seconds: float | None = Field(
-        default=None, ge=0, description="The least time between transactions of a service that has caught up."
+        default=None, ge=0, description="Minimum seconds between transactions of a service that has caught up."
     )
     retry_timeout: float | None = Field(
         default=None, ge=0, description="The seconds that a run retries an unavailable store or broker."

@@ -20,15 +20,15 @@ from dagster_coranto.translation.translator import ComponentTranslator
 class IngestComponent(dg.Component, dg.Model, dg.Resolvable):
     """Rows of Kafka topics, files or tables of PostgreSQL as events of a stream, each once.
 
-    `file` is one for `coranto ingest run`. Loading it asks neither the source nor a broker.
+    `file` is a file for `coranto ingest run`. Loading definitions contacts neither the source nor a broker.
     """
 
     file: str = Field(description="The file of the ingest, in the folder of defs.yaml.", examples=["orders.yaml"])
     mode: Literal["drain", "service"] = Field(
-        default="drain", description="When a run ends: once the source has no more, or only when it is terminated."
+        default="drain", description="When a run ends: once the source has no more rows, or when terminated."
     )
     sensor_seconds: int = Field(
-        default=30, ge=0, description="Seconds between looks at the source: runs start when rows wait. 0: no sensor."
+        default=30, ge=0, description="Seconds between checks of the source; a run starts if rows wait. 0: no sensor."
     )
     fresh_seconds: float = Field(
         default=FRESH_SECONDS,
@@ -36,7 +36,7 @@ class IngestComponent(dg.Component, dg.Model, dg.Resolvable):
         description="The check is_fresh fails if rows wait and nothing was materialised for this long. 0: no check.",
     )
     cluster: Annotated[JournalResource, dg.Resolver(resolve_cluster, model_field_type=ClusterModel)] = Field(
-        default_factory=JournalResource, description="The cluster of brokers. Left out: found in the environment."
+        default_factory=JournalResource, description="The cluster of brokers. Default: from the environment."
     )
 
     @classmethod
@@ -51,7 +51,7 @@ class IngestComponent(dg.Component, dg.Model, dg.Resolvable):
         return spec
 
     def execute(self, context: dg.AssetExecutionContext, ingest: IngestStep) -> Iterator[dg.MaterializeResult[None]]:
-        """Run the ingest, and yield its result. Override this to do more before or after it."""
+        """Run the ingest, and yield its result. Override this to add work before or after it."""
         yield from ingest.run()
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
@@ -68,7 +68,7 @@ class IngestComponent(dg.Component, dg.Model, dg.Resolvable):
         job = dg.define_asset_job(
             f"{asset.op.name}_job",
             selection=dg.AssetSelection.assets(asset.key).without_checks(),
-            executor_def=dg.in_process_executor,  # It has one step, which needs no process of its own.
+            executor_def=dg.in_process_executor,  # The job has one step, which needs no separate process.
         )
         sensor = build_ingest_sensor(
             asset,

@@ -1,7 +1,7 @@
-"""The assets and checks that the rest of a project defines, which a collection of journals leaves out.
+"""Keys of assets and checks that are defined elsewhere in a project, and that a collection of journals omits.
 
-Dagster rejects two definitions of one key. A collection includes every present journal, and another part of the project
-may publish to some of them, or audit them: its definitions have more detail.
+Dagster rejects two definitions of one key. A collection includes every existing journal. Other parts of the project may
+publish to some of these journals or audit them, and their definitions have more detail.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def keys_of_other_components(context: dg.ComponentLoadContext, excluded: type[dg
 
 
 def _parts(declared: Any, excluded: type[dg.Component]) -> Iterator[Any]:
-    """Yield the largest parts of a project without components of a class."""
+    """Yield the largest parts of a project that contain no component of the class `excluded`."""
     if issubclass(declared.component_type, excluded):
         return
     if not _has(declared, excluded):

@@ -32,8 +32,8 @@ class ShardConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
     )
     prune_selector: str = Field(
         default="",
-        description="The shards that this document manages. A run with `prune: true` in its config deletes those that "
-        "the document does not name.",
+        description="The shards that this document manages. A run with `prune: true` in its config deletes managed "
+        "shards that the document does not name.",
         examples=["app=totals"],
     )
 

@@ -47,9 +47,9 @@ def _resolve_spark(context: dg.ResolutionContext, model: Any) -> SparkResource:
 
 @dg.scaffold_with(SparkConsumerScaffolder)
 class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
-    """A Spark consumer: exactly once from journals into tables of its store, and into other journals.
+    """A Spark consumer that writes exactly once from journals to tables of its store, and to other journals.
 
-    Loading it imports neither Spark nor the application.
+    Loading definitions imports neither Spark nor the application.
     """
 
     name: str = Field(description="Name of the step that consumes. The job is called <name>_job.")
@@ -82,10 +82,10 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
         examples=[{"window_bytes": 268435456, "launch": True}],
     )
     cluster: Annotated[JournalResource, dg.Resolver(resolve_cluster, model_field_type=ClusterModel)] = Field(
-        default_factory=JournalResource, description="The cluster of brokers. Left out: found in the environment."
+        default_factory=JournalResource, description="The cluster of brokers. Default: from the environment."
     )
     spark: Annotated[SparkResource, dg.Resolver(_resolve_spark, model_field_type=SparkModel)] = Field(
-        default_factory=SparkResource, description="Spark. Left out: two threads of this machine."
+        default_factory=SparkResource, description="Spark. Default: two threads of this machine."
     )
 
     @classmethod

@@ -21,7 +21,7 @@ from dagster_coranto.verification.tables import build_table_check
 class JournalTableComponent(dg.Component, dg.Model, dg.Resolvable):
     """Messages of journals or of a stream as rows of a table in a database or in Iceberg, each once.
 
-    Loading it asks neither the store nor a broker, and does not import Spark.
+    Loading definitions contacts neither the store nor a broker, and does not import Spark.
     """
 
     table: str | dict[str, Any] = Field(
@@ -36,7 +36,7 @@ class JournalTableComponent(dg.Component, dg.Model, dg.Resolvable):
         description="Seconds between checks for new content, which start a run. 0: no sensor.",
     )
     cluster: Annotated[JournalResource, dg.Resolver(resolve_cluster, model_field_type=ClusterModel)] = Field(
-        default_factory=JournalResource, description="The cluster of brokers. Left out: found in the environment."
+        default_factory=JournalResource, description="The cluster of brokers. Default: from the environment."
     )
 
     @classmethod
@@ -54,7 +54,7 @@ class JournalTableComponent(dg.Component, dg.Model, dg.Resolvable):
         return spec
 
     def execute(self, context: dg.AssetExecutionContext, table: TableStep) -> Iterator[dg.MaterializeResult[None]]:
-        """Write the table, and yield its result. Override this to do more before or after it."""
+        """Write the table, and yield its result. Override this to add work before or after it."""
         yield from table.run()
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
@@ -72,7 +72,7 @@ class JournalTableComponent(dg.Component, dg.Model, dg.Resolvable):
         job = dg.define_asset_job(
             f"{asset.op.name}_job",
             selection=dg.AssetSelection.assets(asset.key).without_checks(),
-            executor_def=dg.in_process_executor,  # It has one step, which needs no process of its own.
+            executor_def=dg.in_process_executor,  # The job has one step, which needs no separate process.
         )
         return dg.Definitions(
             assets=dg.with_resources([asset], resources),
@@ -84,7 +84,7 @@ class JournalTableComponent(dg.Component, dg.Model, dg.Resolvable):
     def _sensor(self, folder: str, job: Any) -> dg.SensorDefinition:
         if not folder:
             raise InvalidInput(
-                "the table's input is not below one folder, where a sensor could look: leave sensor_seconds out, and "
+                "the table's input is not below one folder, which a sensor needs: leave sensor_seconds out, and "
                 "use a schedule",
                 field="sensor_seconds",
             )

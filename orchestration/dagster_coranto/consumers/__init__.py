@@ -1,1 +1,1 @@
-"""Spark consumers: their assets, their runs, the sensor that starts these, and automation conditions."""
+"""Spark consumers: assets, runs, the sensor that starts runs, and automation conditions."""

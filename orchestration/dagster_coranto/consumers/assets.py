@@ -41,7 +41,7 @@ class ConsumerRun(dg.Config):
     )
 
     def mode_or(self, default: ConsumerMode) -> ConsumerMode:
-        """Return the mode. Raises InvalidInput for an unknown one."""
+        """Return the mode. Raises InvalidInput for an unknown mode."""
         try:
             return ConsumerMode(self.mode) if self.mode else default
         except ValueError:
@@ -60,8 +60,8 @@ class ConsumerStep:
     def run(self) -> Iterator[dg.MaterializeResult[None]]:
         """Consume, and yield a result for each requested asset.
 
-        A consumer's tables and journals change together, so the others are reported by events. Raises dg.Failure when
-        another instance of the consumer has started, and the errors of `SparkConsumer`.
+        A consumer's tables and journals change together, so assets that were not requested are reported by events.
+        Raises dg.Failure when another instance of the consumer has started, and the errors of `SparkConsumer`.
         """
         definition, context = self.definition, self.context
         mode = self.config.mode_or(definition.mode)
@@ -116,7 +116,7 @@ def spark_consumer_assets(
     execute: Callable[[dg.AssetExecutionContext, ConsumerStep], Iterator[Any]] = lambda context, step: step.run(),
     **options: Unpack[AssetOptions],
 ) -> Callable[[Callable[..., ConsumerSettings]], dg.AssetsDefinition]:
-    """Decorate a function that returns a Spark consumer's settings, to make assets of the consumer.
+    """Turn a function that returns a Spark consumer's settings into the consumer's assets.
 
     The assets are the consumer's tables and the journal groups that it publishes to. All of them depend on the assets
     of the `sources`. The function is called when a run begins, with Dagster's context, and with a resource for each
@@ -124,14 +124,14 @@ def spark_consumer_assets(
     name in Dagster, by default the function's. `execute` runs the step.
 
     A run always does all of the consumer's work. If it was requested for some of the assets, it reports
-    materialisations of the others as events. In the mode DRAIN, a run ends when it has caught up with the heads that
-    its source journals had when it began. In the mode SERVICE, it ends when it is terminated, or after the time in its
+    materialisations of the others as events. In the mode DRAIN, a run ends when it reaches the heads that its source
+    journals had at its start. In the mode SERVICE, it ends when it is terminated, or after the time in its
     configuration, and reports materialisations at most every `report_seconds`. The consumer itself gives the
     exactly-once guarantees (`coranto_consumers.spark`), so a run may be killed and restarted at any time.
 
     Runs of the consumer wait for each other in the pool `coranto_NAME`, however they were launched. The pool's limit is
-    one, unless you set another one in Dagster; `pool` adds another pool. If two run anyway, the SQL store's fence stops
-    the earlier one, whose run fails without retries.
+    one, unless you set another limit in Dagster; `pool` adds another pool. If two runs overlap anyway, the SQL store's
+    fence stops the earlier run, which fails without retries.
 
     Dead letters and lost content are in the metadata and the run's log. `build_left_out_check` makes a check that fails
     for them until a person accepts them.

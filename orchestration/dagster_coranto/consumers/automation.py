@@ -1,4 +1,4 @@
-"""Automation conditions for assets that are made from journals."""
+"""Automation conditions for assets that are derived from journals."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _RETRIES: Final = "*/10 * * * *"
 def on_new_content() -> dg.AutomationCondition[Any]:
     """Return the condition of a consumer: run when its journals have grown, one run at a time.
 
-    Content that arrives after a run was requested starts another run when that one has ended.
-    `AutomationCondition.eager()` would count this content as processed by the first run. A failed run is followed by
-    another every ten minutes, until one succeeds. Let `build_journal_observation_sensor` report the growth.
+    Content that arrives after a run was requested starts another run when the first run has ended.
+    `AutomationCondition.eager()` would count this content as processed by the first run. Failed runs are retried every
+    ten minutes. Let `build_journal_observation_sensor` report the growth.
     """
     condition = dg.AutomationCondition
     updated = condition.any_deps_updated()

@@ -56,7 +56,7 @@ class Consumption:
         self._before = {group: heads_of(journals.positions(group)) for _, group in definition.outputs}
 
     def drain(self, log: Log) -> ConsumeReport:
-        """Consume up to the heads at the beginning. Raises as `SparkConsumer.run_until_caught_up` does."""
+        """Consume up to the heads at the start. Raises as `SparkConsumer.run_until_caught_up` does."""
         from coranto_consumers.spark.consumer.progress import catching_up
 
         with catching_up(log) as show:
@@ -80,8 +80,8 @@ class Consumption:
     ) -> ConsumeReport:
         """Consume content as it is written, until `stop`. Raises as `SparkConsumer.run_until_stopped` does.
 
-        Calls `observe` with all progress. Calls `emit` with each asset's new state, at most every `report_seconds` and
-        at the end.
+        Calls `observe` with each progress report. Calls `emit` with each asset's new state, at most every
+        `report_seconds` and at the end.
         """
         latest: ConsumeReport | None = None
         emitted = 0

@@ -24,7 +24,7 @@ class ConsumerMode(enum.Enum):
     """The condition that ends a consumer's run."""
 
     DRAIN = "drain"
-    """It has caught up with the heads that its journals had when it began."""
+    """It reaches the heads that its journals had at its start."""
     SERVICE = "service"
     """It is stopped. Until then, it reports materialisations regularly."""
 
@@ -99,7 +99,7 @@ _definitions: WeakKeyDictionary[dg.OpDefinition, SparkConsumerDefinition] = Weak
 
 
 def remember_consumer(assets: dg.AssetsDefinition, definition: SparkConsumerDefinition) -> None:
-    """Let `consumers_of` find the definition of a consumer's assets."""
+    """Register the definition of a consumer's assets for `consumers_of`."""
     _definitions[assets.op] = definition
 
 

@@ -18,9 +18,8 @@ from dagster_coranto.translation.metadata import GroupMetadataSet, offsets_metad
 class Inputs:
     """The versions of the inputs of a consumer's assets.
 
-    The version of a group of journals is a digest of its heads. A consumer that has read up to all heads has read that
-    version, reported or not. For other inputs, and for journals that have grown in between, it is the version that was
-    reported last.
+    If the consumer has read a group of journals up to all heads, the version is the digest of these heads, even if
+    nothing has reported it yet. Otherwise, and for other inputs, it is the last reported version.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Inputs:
                 yield Materialized(key, version, dict(metadata), tags=growth_tags(version.value, last))
 
     def next(self) -> None:
-        """Begin the period until the next `record`."""
+        """Read the last reported versions again, for the next `record`."""
         self._reported = last_versions(self._instance, self._reported)
 
     def _heads_read(self, group: JournalGroup, offsets: Mapping[str, int]) -> dict[str, int] | None:

@@ -1,7 +1,8 @@
 """The input that a Spark consumer has skipped, as an asset check: dead letters, and lost content.
 
-A consumer's run adds to the counts of the check's last evaluation as soon as it has committed without some input. So
-the check fails until a person accepts the counts, and a later run without skipped input does not hide them.
+A run adds the input that it has skipped to the counts of the check's last evaluation, once its transaction is
+committed. So the check fails until a person accepts the counts, and a later run without skipped input does not hide
+them.
 """
 
 import time
@@ -75,7 +76,7 @@ class LeftOutWatch:
         self._transactions = 0
 
     def record(self, report: "ConsumeReport") -> None:
-        """Record the progress of the run. Uncommitted skips are left out: the next run finds them again."""
+        """Record the progress of the run. Ignores uncommitted skips: the next run finds them again."""
         if report.transactions == self._transactions:
             return
         self._transactions = report.transactions

@@ -1,4 +1,4 @@
-"""A sensor that runs a consumer: one run at a time, as long as there is something to consume."""
+"""A sensor that runs a consumer, one run at a time, while there is new content."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _PLAIN_JOURNALS = 100
 class JournalPollingSensorCursor(BaseModel, frozen=True):
     """The positions of journals at the last requested run, by name (`JournalPosition.kept`).
 
-    `packed` has the positions of many journals. `run_key` is the key of that run, and `failures` counts the consecutive
-    failed runs before it.
+    If there are many journals, `packed` has their compressed positions. `run_key` is the key of the requested run, and
+    `failures` counts the consecutive failed runs before it.
     """
 
     positions: Mapping[str, list[int | str]]
@@ -91,12 +91,12 @@ def build_journal_polling_sensor(
 ) -> dg.SensorDefinition:
     """Return a sensor that requests a run of `job` (or of the assets of `target`) when journals have grown.
 
-    `group` is the group that the consumer reads, or several. At most one run is under way at a time: while any run
-    materialises the consumer's assets, queued or started and however launched, new content waits, and one run then
-    takes all of it. A failed run is followed by another after a pause that doubles with each failure, up to half an
-    hour. A run that was deleted, or never created, is followed by another immediately. So is any run after "Reset
-    cursor", if the journals have content. No run follows a canceled one until journals grow. A consumer without a
-    heartbeat for `presumed_dead_seconds` is marked as failed.
+    `group` is the group that the consumer reads, or several. At most one run is under way at a time: while any run of
+    the consumer's assets is queued or started, however launched, new content waits, and the next run processes all of
+    it. Failed runs are retried after a backoff that doubles with each failure, up to half an hour. A run that was
+    deleted or never created is requested again immediately. "Reset cursor" also requests a run, if the journals have
+    content. After a canceled run, the next run starts when journals grow. A run without a heartbeat for
+    `presumed_dead_seconds` is marked as failed.
 
     While the cluster does not answer, ticks are skipped. `tags` are tags of the runs.
     """
@@ -149,7 +149,7 @@ def build_journal_polling_sensor(
 def _present(
     resource: JournalResource, groups: Iterable[JournalGroup], before: JournalPollingSensorCursor
 ) -> JournalPollingSensorCursor:
-    """Return the present positions. A journal with an unknown head keeps its last position."""
+    """Return the current positions. A journal with an unknown head keeps its last position."""
     found: dict[str, JournalPosition] = {}
     for heads in map(resource.heads, groups):
         found |= present_positions(heads, before.journals)

@@ -1,4 +1,4 @@
-"""Tables without code as assets: a run writes all present messages to the table, each once."""
+"""Tables without code as assets: a run writes all existing messages to the table, each once."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -39,13 +39,13 @@ class TableRun(dg.Config):
     """The configuration of one run of a table."""
 
     accept_changes: str = Field(
-        default="", description="The code that confirms another input or store than before. The error names it."
+        default="", description="The code that confirms a changed input or store. It is in the error's text."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TableDefinition:
-    """A table that a file or its fields describe. Variables in them are looked up when it runs."""
+    """A table that a file or a mapping describes. Environment variables are resolved when it runs."""
 
     table: Path | Mapping[str, Any]
     names: TableNames
@@ -58,7 +58,7 @@ class TableDefinition:
         return replace(spec, input=spec.input.under(journals.name("")))
 
     def progress(self, journals: JournalResource, spec: TableSpec) -> "TableProgress":
-        """Return the progress. Waits for brokers for seconds only. Raises SqlStoreError, and errors of the client."""
+        """Return the progress. Uses the short retry timeout of audits. Raises SqlStoreError and client errors."""
 
         from coranto_consumers.tables.state import progress_of
 
@@ -78,10 +78,10 @@ class TableStep:
     config: TableRun
 
     def run(self) -> Iterator[dg.MaterializeResult[None]]:
-        """Write the present messages, and yield the result of the table's asset.
+        """Write the existing messages, and yield the result of the table's asset.
 
-        A run that is terminated completes its transaction. Raises dg.Failure, which is not retried, for a permanent
-        error of `run_table`, and its other errors.
+        A terminated run completes its transaction. Raises dg.Failure without retries for permanent errors of
+        `run_table`, and its other errors unchanged.
         """
         definition, context = self.definition, self.context
         name = definition.names.name
@@ -129,10 +129,10 @@ def build_table_asset(
     """Return the asset of a table. `table` is a file for `coranto table run`, or its fields.
 
     The asset has the name of the table, unless `key` (such as `db/orders`) is given. It depends on the asset of its
-    stream, or of the folder of its journals. The names are read when this is called. The rest is read when the asset
-    runs, and so are variables such as `${SHOP_PASSWORD}`. Runs wait for one another in the pool `coranto_table_` and
-    the name of the table's consumer. A run ends when the messages that were present at its start are in the table. Each
-    is written once, whatever happens to a run. `change` may change the asset's spec. `execute` runs the step.
+    stream, or of the folder of its journals. Names are read when this function is called. The rest, including variables
+    such as `${SHOP_PASSWORD}`, is read when the asset runs. Runs wait for each other in the pool `coranto_table_NAME`,
+    with the name of the table's consumer. A run ends when the messages that existed at its start are in the table. Each
+    message is written once, even if runs fail. `change` may change the asset's spec. `execute` runs the step.
 
     Metadata: ConsumerMetadataSet, with table name, columns and row count. The data version is a digest of the offsets.
     """
@@ -193,7 +193,7 @@ def _read(table: Path | Mapping[str, Any], read: Callable[[str], T]) -> T:
     if not isinstance(table, Path):
         try:
             return read(dump_document(dict(table)))
-        except InvalidInput as error:  # The line is of a text that was made here.
+        except InvalidInput as error:  # The line number refers to the generated text.
             line, _, problem = str(error).partition(": ")
             raise InvalidInput(problem if line.startswith("line ") else str(error), field="table") from error
     return read_document(table, read, "table")

@@ -35,13 +35,13 @@ def run(
 ) -> None:
     """Start a cluster, publish the flights, consume them exactly once, kill the consumer, prove the result.
 
-    The exit code is 0 when everything was proven, and 1 when not.
+    The exit code is 0 if all claims hold, otherwise 1.
     """
     from dagster_coranto.flights.materialize import forget
     from dagster_coranto.flights.run import Demo, print_report
 
     configure_logging("warning")
-    # A terminated demo cleans up as after Ctrl-C.
+    # SIGTERM cleans up like Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console()
     data_dir = data_dir.absolute()

@@ -1,4 +1,4 @@
-"""Settings of a run over the flights, and the place of its table."""
+"""Settings of a run over the flights, and the URL of its store."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dagster_coranto.resources.sql_store import STORE_VARIABLE, SqlStoreResource
 TRANSACTION_BYTES: Final = 64 << 20
 
 
-class FlightsConfig(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
+class FlightsConfig(dg.ConfigurableResource):  # type: ignore[type-arg]  # its value is itself
     """Settings of one run. The `prefix` of the resource `journals` chooses its journals."""
 
     table: str = Field(default=TABLE, description="SQL table of the carriers' delays; created when absent.")
     limit: int = Field(default=0, ge=0, description="Number of flights; 0 takes all.")
     max_transaction_bytes: int = Field(
-        default=TRANSACTION_BYTES, gt=0, description="Journal content that one consumer transaction reads at most."
+        default=TRANSACTION_BYTES, gt=0, description="Maximum bytes of journal content per consumer transaction."
     )
     store_url: str = Field(
         default="", description="SQL store. Empty: $CORANTO_STORE_URL, otherwise SQLite in the cluster's data folder."

@@ -1,8 +1,8 @@
 """Materialise the flights' assets in this process: `python -m dagster_coranto.flights.materialize JOB [ASSET …]`.
 
-It finds the cluster, Dagster's home and the store only by $CORANTO_DATA, $DAGSTER_HOME and $CORANTO_STORE_URL. So any
-process can start it, kill it and start it again. Its runs appear in Dagster's UI like any other. A killed run cannot
-mark itself failed, so the next run does.
+The cluster, Dagster's home and the store come only from $CORANTO_DATA, $DAGSTER_HOME and $CORANTO_STORE_URL. So any
+process can start, kill and restart this command. Its runs appear in Dagster's UI like any other run. A killed run
+cannot mark itself as failed, so the next run does.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def consumer_name(job: Job) -> str:
 
 
 def materialize(job: Job, selection: Sequence[str] = (), *, log_level: str = "INFO") -> bool:
-    """Materialise assets (such as `flights/events`; all when none is named), and return whether that succeeded."""
+    """Materialise assets (such as `flights/events`; by default all). Returns True if all of them succeed."""
     if job.lake:
         from dagster_coranto.flights.lake import defs
     else:

@@ -1,6 +1,6 @@
 """The main job from beginning to end: cluster, two passes over the flights, a kill in the second, proof and audit.
 
-It uses the same parts as any user: the cluster of `coranto up`, and Dagster materialisations in separate processes
+It uses the same components as any user: the cluster of `coranto up`, and Dagster materialisations in separate processes
 (`dagster_coranto.flights.materialize`), with the cluster's folder in the environment. It can be run again: journals and
 tables stay below the data directory, and each step does only the remaining work.
 """
@@ -176,7 +176,7 @@ class Demo:
 
 
 def _total_bytes(config: ClientConfig, job: Job) -> int:
-    """Return the present bytes of the job's source journals."""
+    """Return the current bytes of the job's source journals."""
     with SyncJournalClient.of(config) as client:
         journals = client.list(f"name:prefix={job.prefix}flights/events/").journals
         return sum(client.head(journal.name) for journal in journals)

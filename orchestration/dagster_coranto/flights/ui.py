@@ -76,7 +76,7 @@ class DagsterUi(LocalService):
         self._check_loaded(server)
 
     def _check_loaded(self, server: ChildProcess) -> None:
-        """Raise ClusterError unless Dagster has loaded all definitions, as it does before it answers."""
+        """Raise ClusterError unless Dagster has loaded all definitions, which it does before it answers requests."""
         request = urllib.request.Request(
             f"{self.url}/graphql", json.dumps({"query": _LOCATIONS}).encode(), {"content-type": "application/json"}
         )
@@ -98,7 +98,7 @@ class DagsterUi(LocalService):
 
     def close(self) -> None:
         """Stop the processes, and the runs that they have started."""
-        # Dagster's servers leave code servers and runs behind, in the process groups that were started here.
+        # Dagster's servers do not stop their code servers and runs, which are in the process groups of `groups`.
         groups = self.pids
         for group in groups:
             _signal(group, signal.SIGTERM)
@@ -138,14 +138,14 @@ def _await_end(groups: Sequence[int], deadline: float) -> None:
 
 
 def _workspace() -> list[str]:
-    """Return arguments that name the definitions: the repository's workspace.yaml, or the module without one."""
+    """Return the arguments that select the definitions: workspace.yaml if it exists, otherwise the module."""
     if _WORKSPACE.exists():
         return ["--workspace", str(_WORKSPACE.absolute())]
     return ["--module-name", _MODULE]
 
 
 def serve(data_dir: Path, *, brokers: int, port: int, console: Console) -> None:
-    """Run the cluster below `data_dir` and Dagster's UI over it, until interrupted.
+    """Run the cluster below `data_dir` and Dagster's UI for it, until interrupted.
 
     Raises ClusterError when a part cannot be started or ends by itself.
     """

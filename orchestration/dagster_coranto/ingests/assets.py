@@ -1,4 +1,4 @@
-"""The asset of an ingest: the stream that it writes. A run of it ingests until the source has no more, or serves."""
+"""The asset of an ingest: the stream that it writes. A run drains the source, or serves until it is stopped."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from dagster_coranto.translation.options import AssetOptions, SpecOptions, fille
 from dagster_coranto.translation.translator import DagsterJournalTranslator, JournalTranslatorData
 
 _KINDS: Final = {"files": "file", "postgres": "postgresql"}
-"""The kinds of assets for sources of other names."""
+"""The asset kinds of sources, where they differ from the source's name."""
 REPORT_SECONDS: Final = 30.0
 
 
@@ -33,17 +33,17 @@ class IngestRun(dg.Config):
 
     mode: str = Field(
         default="",
-        description="drain: until the source has no more. service: until it is terminated. Empty: as defined.",
+        description="drain: until the source has no more rows. service: until terminated. Empty: as defined.",
     )
     for_seconds: float = Field(
         default=0, ge=0, description="End a service successfully after this many seconds; 0: never."
     )
     accept_loss: bool = Field(
-        default=False, description="Continue although brokers have lost a part of the ingest's progress."
+        default=False, description="Continue even if brokers have lost part of the ingest's progress."
     )
 
     def mode_or(self, default: IngestMode) -> IngestMode:
-        """Return the mode. Raises InvalidInput for an unknown one."""
+        """Return the mode. Raises InvalidInput for an unknown mode."""
         try:
             return IngestMode(self.mode) if self.mode else default
         except ValueError:
@@ -64,8 +64,9 @@ class IngestStep:
     def run(self) -> Iterator[dg.MaterializeResult[None]]:
         """Ingest, and yield the result of the stream's asset.
 
-        A run that is terminated commits the rows that it has read. Raises the errors of `Ingest.run`: a row that cannot
-        be an event, a source that changed, and in the mode DRAIN brokers or a source that are away for ten minutes.
+        A terminated run commits the rows that it has read. Raises the errors of `Ingest.run`: for a row that cannot be
+        an event, for a changed source, and in the mode DRAIN for brokers or a source that are unavailable for ten
+        minutes.
         """
         context, name = self.context, self.definition.names.name
         mode = self.config.mode_or(self.mode)
@@ -104,7 +105,7 @@ class IngestStep:
         )
 
     def _record_report(self, journals: JournalResource, report: IngestReport) -> None:
-        """Report a materialisation while a service continues. It continues if that fails."""
+        """Report a materialisation of a running service. Logs a warning instead if the state is unknown."""
         try:
             state = self.definition.state(journals)
         except CorantoError as error:
@@ -129,11 +130,11 @@ def build_ingest_asset(
     execute: Callable[[dg.AssetExecutionContext, IngestStep], Iterator[Any]] = lambda context, step: step.run(),
     **options: Unpack[AssetOptions],
 ) -> dg.AssetsDefinition:
-    """Return the asset of the stream that an ingest writes. `file` is one for `coranto ingest run`.
+    """Return the asset of the stream that an ingest writes. `file` is a file for `coranto ingest run`.
 
-    The file is read when this is called, for the names in it, and again when the asset runs. Variables such as
-    `${KAFKA_PASSWORD}` are looked up when it runs. Runs wait for one another in the pool `coranto_ingest_` and the name
-    of the ingest. Each row is written once, whatever happens to a run. `execute` runs the step.
+    Names are read from the file when this function is called. The rest, including variables such as
+    `${KAFKA_PASSWORD}`, is read when the asset runs. Runs wait for each other in the pool `coranto_ingest_NAME`, with
+    the name of the ingest. Each row is written once, even if runs fail. `execute` runs the step.
 
     Metadata: IngestMetadataSet. The data version is a digest of the positions in the source.
     """

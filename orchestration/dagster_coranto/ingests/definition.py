@@ -25,17 +25,17 @@ from dagster_coranto.translation.metadata import IngestMetadataSet, JournalRow, 
 
 
 class IngestMode(enum.Enum):
-    """The end of an ingest's run."""
+    """The condition that ends an ingest's run."""
 
     DRAIN = "drain"
-    """Until the source has no more."""
+    """The source has no more rows."""
     SERVICE = "service"
-    """Until it is stopped. It reports materialisations from time to time."""
+    """It is stopped. Until then, it reports materialisations regularly."""
 
 
 @dataclass(frozen=True, slots=True)
 class IngestDefinition:
-    """An ingest that a file describes. Variables in the file are looked up when it runs."""
+    """An ingest that a file describes. Environment variables are resolved when it runs."""
 
     file: Path
     names: IngestNames
@@ -53,7 +53,7 @@ class IngestDefinition:
         return replace(spec, stream=journals.name(spec.stream))
 
     def state(self, journals: JournalResource) -> IngestState:
-        """Return how far the ingest is. Waits for brokers for seconds only. Raises Unavailable and InvalidInput."""
+        """Return the progress and the lag, with the short timeout of audits. Raises Unavailable and InvalidInput."""
         spec, config = self.spec(journals), journals.audit_config()
         return run_blocking(self._state(spec, config))
 
@@ -75,11 +75,11 @@ class IngestState:
 
     progress: IngestProgress
     behind: Mapping[str, int]
-    """The rows or bytes behind the position of each split."""
+    """The unread rows or bytes of each split."""
 
     @property
     def lag(self) -> int:
-        """The rows or bytes behind the positions of all splits."""
+        """The unread rows or bytes of all splits."""
         return sum(self.behind.values())
 
     @property

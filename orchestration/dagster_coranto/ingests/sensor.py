@@ -1,4 +1,4 @@
-"""A sensor that keeps an ingest at work: it reports the lag, and requests a run when rows wait in the source."""
+"""A sensor that runs an ingest: it reports the lag, and requests a run when rows wait in the source."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def build_ingest_sensor(
 ) -> dg.SensorDefinition:
     """Return a sensor that requests a run of an ingest's asset, or of `job`, when rows wait in the source.
 
-    At most one run is under way at a time. A run that failed is followed by another after a while that doubles with
-    each failure, up to half an hour. No run follows one that was canceled until the lag is larger than before it. If
-    the lag has changed, it is reported as an observation, at most every `report_seconds`, with the check `is_fresh`
-    unless `fresh_seconds` is None. While the cluster or the source does not answer, ticks are skipped.
+    At most one run is under way at a time. Failed runs are retried after a backoff that doubles with each failure, up
+    to half an hour. After a canceled run, the next run starts when the lag is larger than before. If the lag has
+    changed, it is reported as an observation, at most every `report_seconds`, with the check `is_fresh` unless
+    `fresh_seconds` is None. While the cluster or the source does not answer, ticks are skipped.
     """
     definition = INGESTS.of(ingest)
     sensor_name = name or f"ingest_{definition.names.name.replace('-', '_')}_sensor"
@@ -87,7 +87,7 @@ def build_ingest_sensor(
         except (ClusterError, Unavailable) as error:
             return dg.SkipReason(f"The lag is unknown: {error}")
         now, found, cursor = wall(), [], before
-        # Freshness changes with time while rows wait, and not at all while none wait.
+        # Freshness changes over time only while rows wait.
         shown = f"{state.digest}/{now // report_seconds if state.lag else 0:.0f}"
         if shown != before.reported and not 0 <= now - before.reported_at < report_seconds:
             found = events(context, state)
@@ -104,7 +104,7 @@ def build_ingest_sensor(
     def _reason(
         context: dg.SensorEvaluationContext, before: IngestSensorCursor, state: IngestState
     ) -> tuple[str, FollowUp]:
-        """Return why no run is requested, or an empty text, and the state of the last run."""
+        """Return the reason to request no run (empty to request one), and the state of the last run."""
         last = FollowUp.of(context.instance, sensor_name, before.run_key, before.failures, minimum_interval_seconds)
         if (repository := context.repository_def) is not None:
             under_way = runs_under_way(

@@ -1,4 +1,4 @@
-"""A heartbeat: a time that a consuming run renews in its tags.
+"""Heartbeat of a consuming run: a timestamp in its tags that the run renews.
 
 In Dagster, a run whose process was killed stays "started" forever. The tag distinguishes it from a working run.
 """
@@ -23,7 +23,7 @@ PROCESS_TAG: Final = "coranto/process"
 """The tag of a consuming run with the host, the id and the start of its process."""
 BEAT_SECONDS: Final = 30.0
 PRESUMED_DEAD_SECONDS: Final = 300.0
-"""A run without a heartbeat for so long is presumed dead."""
+"""A run without a heartbeat for this long is presumed dead."""
 
 _log = structlog.get_logger(__name__)
 
@@ -60,7 +60,7 @@ class Heartbeat:
         try:
             self._instance.add_run_tags(self._run_id, {ALIVE_TAG: str(int(time.time())), PROCESS_TAG: self._process})
         except (dg.DagsterError, SQLAlchemyError, OSError) as error:
-            # Consuming continues without Dagster's database: the fence, not this tag, keeps consumers apart.
+            # Consuming continues without Dagster's database: the fence, not this tag, excludes concurrent consumers.
             _log.warning("dagster.heartbeat_not_stored", run=self._run_id, error=str(error))
 
 

@@ -27,7 +27,7 @@ compute_logs:
 
 
 def prepare_home(data_dir: Path) -> Path:
-    """Make `data_dir`/dagster a DAGSTER_HOME and return its absolute path.
+    """Create `data_dir`/dagster as a DAGSTER_HOME if it is missing, and return its absolute path.
 
     Telemetry is off, and the UI does not ask for an e-mail address. Existing files are not changed.
     """
@@ -42,8 +42,8 @@ def prepare_home(data_dir: Path) -> Path:
 def prepare_storage(data_dir: Path) -> None:
     """Create the missing databases of the instance below `data_dir`.
 
-    Dagster's processes create them at their first use, and two that do so concurrently break each other's migrations.
-    So call this before you start more than one.
+    Dagster's processes create them at their first use, and their concurrent migrations fail. So call this before you
+    start more than one process.
     """
     with dg.DagsterInstance.from_config(str(prepare_home(data_dir))) as instance:
         instance.get_runs_count()

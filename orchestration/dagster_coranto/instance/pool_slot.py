@@ -20,9 +20,9 @@ class PoolSlot:
     """A slot for a step in a Dagster pool: entering waits for a free slot, and leaving releases it.
 
     The pool gets a limit of one, unless it has another limit. So Dagster needs neither a sensor nor configuration, and
-    the pool's page shows the working and the waiting runs. The run has a heartbeat while the step waits and works. The
-    slot of a run that has ended, was killed or is silent is freed, because it would block all later runs. If a silent
-    run works after all, the fence of its consumer keeps the two apart.
+    the pool's page shows the active and the waiting runs. The run has a heartbeat while the step waits and works. The
+    slot of a run that has ended, was killed or has no heartbeat is freed, because it would block all later runs. If
+    such a run is still alive, the fence of its consumer prevents concurrent commits.
 
     A storage without pools gives every step a slot immediately. `log_wait` is called once a minute of waiting.
     """
@@ -89,17 +89,17 @@ class PoolSlot:
             self._limit()
 
     def _claim(self) -> bool:
-        """Claim a slot. SQLite lets two processes claim concurrently; the second read shows which one has it."""
+        """Claim a slot. On SQLite, two processes can claim the same slot; the second read shows its owner."""
         storage = self._instance.event_log_storage
         if not storage.claim_concurrency_slot(self._pool, self._run_id, self._step).is_claimed:
             return False
         return bool(storage.check_concurrency_claim(self._pool, self._run_id, self._step).is_claimed)
 
     def _holders(self) -> set[str]:
-        """Return the runs that have a slot, or were chosen for one, after removing those that are over.
+        """Return the runs that have a slot or were chosen for one. Frees the slots of runs that are over.
 
-        Dagster chooses the next step when a slot becomes free. It never chooses a step that began to wait at that
-        moment. So a step that sees neither holders nor chosen steps queues up again.
+        Dagster chooses the next step when a slot becomes free, but misses a step that starts to wait at that moment. So
+        a step that sees neither holders nor chosen steps queues again.
         """
         storage = self._instance.event_log_storage
         info = storage.get_concurrency_info(self._pool)

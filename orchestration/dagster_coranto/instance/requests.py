@@ -27,8 +27,8 @@ class RunHistory:
     def due(self, interval_seconds: float) -> float | None:
         """Return the earliest time of another run, in seconds since 1970. None if none is needed.
 
-        A run that was never created, or was deleted, is requested again immediately (0). A failed run is followed by
-        another after `pause_after`. No run follows one that is under way, has succeeded or was canceled.
+        A run that was never created, or was deleted, is requested again immediately (0). A failed run is retried after
+        `pause_after`. A run that is under way, has succeeded or was canceled needs no other run.
         """
         if not self.records:
             return 0.0
@@ -45,7 +45,7 @@ class RunHistory:
 class Requests:
     """The runs that a sensor requests, each for a purpose. Their tags identify them.
 
-    The sensor's cursor is its generation. "Reset cursor" begins a new one, and every purpose gets a new run.
+    The sensor's cursor is its generation. "Reset cursor" starts a new generation, and every purpose gets a new run.
     """
 
     def __init__(self, context: dg.SensorEvaluationContext, sensor: str) -> None:
@@ -81,18 +81,18 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """The state of the last run that a sensor requested by a key, and whether another one has to follow it."""
+    """The state of the last run that a sensor requested with a key, and the backoff before the next run."""
 
     run: dg.DagsterRun | None
     """The run. None if it was deleted, was never created, or if there was no request."""
     failures: int
-    """The number of runs that have failed one after another, this one included."""
+    """The number of consecutive failed runs, including this one."""
     seconds: float
-    """The seconds until another run may follow a failed one; 0 if it may follow now, or if the run did not fail."""
+    """The seconds until a failed run may be retried; 0 if it may be retried now, or if the run did not fail."""
 
     @staticmethod
     def of(instance: dg.DagsterInstance, sensor: str, run_key: str, failures: int, interval: float) -> FollowUp:
-        """Return the state of the run of a key. `failures` is the number of those that failed before it."""
+        """Return the state of the run with a key. `failures` is the number of consecutive failed runs before it."""
         latest = latest_run(instance, sensor, run_key) if run_key else None
         failed = failed_at(latest) if latest is not None else None
         run = latest.dagster_run if latest is not None else None
@@ -110,9 +110,9 @@ class FollowUp:
 
 
 def unused_run_key(instance: dg.DagsterInstance, sensor: str, purpose: str) -> str:
-    """Return the purpose, or the purpose and a number, as a run key that none of the sensor's runs has.
+    """Return a run key that the sensor has not used: the purpose, with a number if it was used.
 
-    Dagster launches no run for a key that has one, however it ended.
+    Dagster launches at most one run per key, whatever its outcome.
     """
     number, key = 0, purpose
     while latest_run(instance, sensor, key) is not None:
@@ -122,14 +122,13 @@ def unused_run_key(instance: dg.DagsterInstance, sensor: str, purpose: str) -> s
 
 
 def latest_run(instance: dg.DagsterInstance, sensor: str, run_key: str) -> dg.RunRecord | None:
-    """Return a sensor's run of a key. Sensors of several consumers over the same journals have the same keys."""
+    """Return a sensor's latest run with a key. Sensors of several consumers of the same journals have the same keys."""
     records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY: run_key, SENSOR: sensor}), limit=1)
     return records[0] if records else None
 
 
 def failed_at(record: dg.RunRecord) -> float | None:
-    """Return the time of a run's failure, in seconds since 1970. None if it has not failed, or if Dagster retries
-    it."""
+    """Return the time of a run's failure, in seconds since 1970. None if it has not failed or Dagster retries it."""
     run = record.dagster_run
     if run.status is not dg.DagsterRunStatus.FAILURE or run.is_complete_and_waiting_to_retry:
         return None
@@ -137,7 +136,7 @@ def failed_at(record: dg.RunRecord) -> float | None:
 
 
 def pause_after(failures: int, interval_seconds: float) -> float:
-    """Return the seconds between a failed run and the next one: they double with each failure, up to half an hour."""
+    """Return the backoff in seconds after failed runs. It doubles with each failure, up to half an hour."""
     return float(min(_MAX_BACKOFF_SECONDS, interval_seconds * 2.0 ** min(failures - 1, 30)))
 
 

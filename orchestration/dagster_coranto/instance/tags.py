@@ -1,7 +1,7 @@
 """Dagster's tags on runs and materialisations, as its documentation names them.
 
-They include the versions of an asset's inputs. Dagster compares these with the inputs' present versions, and shows the
-asset as "Unsynced" if they differ. By default, they are the versions in Dagster's database when a step began. A
+They include the versions of an asset's inputs. Dagster compares them with the inputs' current versions, and shows the
+asset as "Unsynced" if they differ. By default, Dagster uses the versions in its database at the start of a step. A
 consumer reads the journals themselves, so it sets more accurate versions.
 """
 

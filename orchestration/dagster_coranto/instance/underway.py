@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import dagster as dg
 
-# Dagster has no public method to get backfills by status. All of them would be too many.
+# Dagster has no public method to list backfills by status, and there may be many.
 from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
 
 from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS, last_sign_of_life
@@ -17,7 +17,7 @@ from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS, last_sign_
 CONSUMER_TAG: Final = "coranto/consumer"
 """The tag of the assets that a consumer maintains: the consumer's name."""
 _GRACE_BEFORE_CONSUMING: Final = 12
-"""The factor of the time limit for a started run that does not consume yet, because it may do other work first."""
+"""The factor of the time limit for a started run without a first heartbeat, because it may do other work first."""
 
 
 _FINISHED: Final = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
@@ -84,8 +84,9 @@ def runs_under_way(
 ) -> list[dg.DagsterRun]:
     """Return the runs of a target that are queued or under way, the oldest first.
 
-    Runs that are presumed dead are left out. If such a run consumed, it is marked as failed, and its pool slot is
-    freed, because it would block all later runs. If it is alive after all, the consumer's fence keeps the two apart.
+    Runs that are presumed dead are omitted. If such a run had a heartbeat, it is marked as failed, and its pool slot is
+    freed, because it would block all later runs. If it is still alive, the consumer's fence prevents concurrent
+    commits.
     """
     found = []
     records = instance.get_run_records(dg.RunsFilter(statuses=_UNFINISHED), ascending=True)

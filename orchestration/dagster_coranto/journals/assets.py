@@ -38,7 +38,7 @@ class PublishContext:
 
 
 PublishFunction = Callable[..., Publication]
-"""Takes a PublishContext, and resources by the classes of its further parameters."""
+"""Takes a PublishContext, and a resource for each further parameter that is annotated with a resource's class."""
 
 
 def build_journal_group_asset(
@@ -109,7 +109,7 @@ def journal_assets(
     resource_key: str = "journals",
     **options: Unpack[AssetOptions],
 ) -> Callable[[PublishFunction], dg.AssetsDefinition]:
-    """Decorate a publishing function, to make an asset by `build_journal_group_asset` with the same options.
+    """Turn a publishing function into an asset, by `build_journal_group_asset` with the same options.
 
     The function's docstring is the default description of the asset.
     """

@@ -45,8 +45,8 @@ def build_compaction_asset(
     """Return an asset for Parquet files with the committed messages of a group's old fragments, in their stores.
 
     Each run adds the files for fragments that were stored more than `older_than` ago. The arguments are as in
-    `CompactionOptions` and `scan`. Retention should exceed `older_than` plus the time between runs: content that is
-    gone before it was compacted fails the run. The asset's key is the group's key and `compacted`. Runs wait for each
+    `CompactionOptions` and `scan`. Retention should exceed `older_than` plus the time between runs: the run fails if
+    content was deleted before it was compacted. The asset's key is the group's key and `compacted`. Runs wait for each
     other in the pool `coranto_` and the asset's name; `pool` adds another pool. Metadata: the number of new files and
     rows, and for each journal the offset through which it is compacted. The data version is the digest of these
     offsets.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 KEY_METADATA = "dagster-coranto/key_field"
-"""An asset's metadata with the field of its records that selects the journal. Equal values stay in order."""
+"""The name of an asset's metadata for the record field that selects the journal. Equal values stay in order."""
 _META = "_meta"
 _DEFAULT_INPUT_BYTES = 1 << 30
 
@@ -38,11 +38,11 @@ class JournalIOManager(dg.ConfigurableIOManager):
     even if the step, or a run that resumes this one, retries it. Without the metadata `dagster-coranto/key_field` an
     output goes to one journal, in order.
 
-    The row is deleted `keep_outputs_days` after its output was committed. A run that began so long ago cannot continue,
-    and its outputs are rejected.
+    The row is deleted `keep_outputs_days` after its output was committed. Outputs of runs that began before that time
+    are rejected.
 
     An input is a list of records, or a `pyarrow.Table` or `pandas.DataFrame` if the parameter has that type. It has
-    every committed message up to the present heads, in order within each journal. `max_input_bytes` limits the step's
+    every committed message up to the current heads, in order within each journal. `max_input_bytes` limits the step's
     memory; use a Spark consumer for more.
     """
 
@@ -120,7 +120,7 @@ def group_of(key: dg.AssetKey, metadata: Mapping[str, Any]) -> JournalGroup:
 
 
 def first_run(context: dg.OutputContext) -> tuple[str, float]:
-    """Return the first of the runs that this one resumes, or itself, and its start (Unix seconds)."""
+    """Return the id and the start (Unix seconds) of the first run that this run resumes, or of this run."""
     instance, run = context.step_context.instance, context.step_context.dagster_run
     run_id = run.run_id
     while run.tags.get(RESUMES) == "true" and (parent := run.tags.get(PARENT_RUN)):

@@ -1,1 +1,1 @@
-"""Sensors that report the work of programs outside Dagster: of writers to journals, and of consumers."""
+"""Sensors that report the work of writers and consumers outside Dagster."""

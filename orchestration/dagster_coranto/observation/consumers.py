@@ -22,14 +22,14 @@ from dagster_coranto.translation.translator import DagsterJournalTranslator, bui
 
 
 class OffsetsSource(Protocol):
-    """A resource that knows consumers' committed offsets: SqlStoreResource or ShardConsumerResource."""
+    """A resource that returns consumers' committed offsets: SqlStoreResource or ShardConsumerResource."""
 
     def offsets(self, consumer: str) -> Mapping[str, int] | None:
         """Return the offsets through which a consumer has committed. None if it has never committed."""
         ...
 
 
-class ShardConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
+class ShardConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # its value is itself
     """Consumer processes, which report their shards. Tokens and certificates come from the environment."""
 
     endpoint: str = Field(description="A consumer process, as host:port or a URL; several are separated by commas.")
@@ -104,8 +104,8 @@ def build_consumer_observation_sensor(
     """Return a sensor that reports the offsets and the lag of consumers outside Dagster.
 
     After a consumer's commits, its assets get a materialisation, whose data version is a digest of its offsets. If only
-    its lag has changed, they get an observation. There is at most one report in `report_seconds`. A consumer that does
-    not answer is logged, and the others are reported.
+    its lag has changed, they get an observation. There is at most one report in `report_seconds`. If the offsets of a
+    consumer cannot be read, this is logged, and the other consumers are reported.
     """
 
     @dg.sensor(

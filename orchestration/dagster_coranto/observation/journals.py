@@ -157,16 +157,16 @@ class ObservedGroup:
 
     @property
     def rest(self) -> str:
-        """The state that can change without the heads."""
+        """The reported state besides the heads."""
         return repr((self.unknown, self.unstored, sorted(self.lags.items())))
 
     def event(
         self, key: dg.AssetKey, before: GroupSeen | None, last: Mapping[str, str]
     ) -> dg.AssetMaterialization | dg.AssetObservation | None:
-        """Return the event about the changes since the last one; None without changes.
+        """Return the event about the changes since the last event; None without changes.
 
-        `last` are the tags of the asset's last materialisation, perhaps by a run. Growth is not reported
-        while a head is unknown.
+        `last` are the tags of the asset's last materialisation, which may be by a run. Growth is not reported while a
+        head is unknown.
         """
         moved = self.version != last.get(VERSION_TAG) and (before is None or self.version != before.version)
         grown = moved and self.head > 0 and not self.unknown
@@ -219,7 +219,7 @@ def _lag(heads: Sequence[JournalHead], offsets: Mapping[str, int]) -> int:
 
 
 def _is_due(seen: GroupSeen | None, report_seconds: float) -> bool:
-    return seen is None or not 0 <= time() - seen.at < report_seconds  # A time ahead means a corrected clock.
+    return seen is None or not 0 <= time() - seen.at < report_seconds  # A future time means a corrected clock.
 
 
 def _text(seconds: float) -> str:

@@ -24,11 +24,11 @@ AUDIT_RETRY_TIMEOUT_S = 5.0
 """The retry timeout in seconds of audits for one broker. An unavailable broker may have many journals."""
 
 
-class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
+class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # its value is itself
     """A cluster of brokers.
 
-    With an empty `endpoint` the embedded cluster below `data_dir` is looked up each time a client is requested, because
-    its ports change with each start.
+    Without an endpoint, the embedded cluster below `data_dir` is looked up for each client, because its ports change
+    with each start.
 
     Values of empty fields come from the environment of the process that uses the resource, as for commands. Give
     secrets as `dg.EnvVar("…")`; Dagster then shows the variable's name. A literal secret shows as `hidden`.
@@ -41,8 +41,8 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     )
     file_root: str = Field(
         default="",
-        description="Folder that file:/// fragment stores are rooted at, when readable here. Empty: look up, or for an "
-        "endpoint $CORANTO_FILE_ROOT.",
+        description="Root folder of file:/// fragment stores, if readable here. Empty: $CORANTO_FILE_ROOT with an "
+        "endpoint, otherwise the embedded cluster's.",
     )
     data_dir: str = Field(
         default="", description="Folder of an embedded cluster. Empty: $CORANTO_DATA, otherwise ./.coranto."
@@ -66,7 +66,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     )
     oidc_issuer: str = Field(
         default="",
-        description="URL of an OpenID Connect provider that gives tokens. Empty: $CORANTO_OIDC_ISSUER.",
+        description="URL of an OpenID Connect provider that issues tokens. Empty: $CORANTO_OIDC_ISSUER.",
     )
     oidc_client_id: str = Field(
         default="", description="Id that the provider has given to this client. Empty: $CORANTO_OIDC_CLIENT_ID."
@@ -82,7 +82,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
         default="", description="PEM file of the authorities to trust, for https endpoints. Empty: $CORANTO_TLS_CA."
     )
     tls_cert: str = Field(
-        default="", description="PEM file of the certificate to show to brokers. Empty: $CORANTO_TLS_CERT."
+        default="", description="PEM file of the client certificate for brokers. Empty: $CORANTO_TLS_CERT."
     )
     tls_key: str = Field(default="", description="PEM file of the certificate's key. Empty: $CORANTO_TLS_KEY.")
 
@@ -94,7 +94,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     def client_config(self) -> ClientConfig:
         """Return the configuration of a client for the cluster.
 
-        Raises ClusterError when the cluster must be looked up and does not run, and InvalidInput for invalid settings.
+        Raises ClusterError without an endpoint and a running embedded cluster, and InvalidInput for invalid settings.
         """
         settings = {
             "CORANTO_AUTH_TOKEN": reveal(self.auth_token),
@@ -112,7 +112,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
         return reach(self.endpoint, data_dir=self.data_dir, file_root=self.file_root, settings=settings)
 
     def audit_config(self) -> ClientConfig:
-        """Return `client_config` for audits, recoveries and sensors, which report brokers that do not answer."""
+        """Return `client_config` with a short retry timeout, for callers that report unavailable brokers."""
         config = self.client_config()
         return replace(config, retry_timeout=min(config.retry_timeout, AUDIT_RETRY_TIMEOUT_S))
 

@@ -48,7 +48,7 @@ class _SharedSession:
 _SHARED = _SharedSession()
 
 
-class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
+class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # its value is itself
     """A Spark session, started at its first use and stopped when the run ends.
 
     Runs in one process share a session, which stops with the last of them. A session that the process had before is

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STORE_VARIABLE: Final = "CORANTO_STORE_URL"
 
 
-class SqlStoreResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
+class SqlStoreResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # its value is itself
     """A SQL store of consumers: SQLite, PostgreSQL, MariaDB or MySQL.
 
     Give the URL as `dg.EnvVar("…")` if it has a password. Dagster shows a literal URL without its secrets.
@@ -37,14 +37,14 @@ class SqlStoreResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it
         return hide_password(value) if isinstance(value, str) else value
 
     def url_with_password(self) -> str:
-        """Return the URL as a consumer needs it. Never print it. Raises InvalidInput if there is none."""
+        """Return the URL with its password. Do not print it. Raises InvalidInput if no URL is given."""
         found = reveal(self.url) or os.environ.get(STORE_VARIABLE, "")
         if not found:
             raise InvalidInput(f"no SQL store is given; set the resource's url, or ${STORE_VARIABLE}", field="url")
         return found
 
     def store(self) -> SqlStore:
-        """Return the store. Raises InvalidInput for a URL of something else."""
+        """Return the store. Raises InvalidInput if the URL is not of a SQL store."""
         from coranto_consumers.stores.sql import SqlStore
 
         return SqlStore(self.url_with_password())

@@ -70,10 +70,10 @@ def build_journal_specs_check(
     blocking: bool = False,
     resource_key: str = "journals",
 ) -> dg.AssetChecksDefinition:
-    """Return a check that journals match a tree. It changes nothing, so it also previews what applying would change.
+    """Return a check that journals match a tree. It changes nothing, and previews the changes of the specs asset.
 
     It fails with a warning if journals differ from the tree, or if `prune_groups` have journals that the tree does not
-    name. With `blocking`, it fails with an error, which stops downstream assets. Metadata: the plan, as of the specs
+    name. With `blocking`, it fails with an error, which stops downstream assets. Metadata: the plan, as for the specs
     asset. While no broker answers, it fails with an error.
     """
 

@@ -21,10 +21,10 @@ SpecsText = str | Path | Callable[[], str]
 """A document: the path of a file, a text, or a function that returns the text."""
 
 OpenReconciler = Callable[[], AbstractAsyncContextManager[SpecReconciler]]
-"""Connects, and returns the reconciler of a document."""
+"""Opens a connection, and yields the reconciler of a document."""
 
 _LOGGED: Final = 100
-"""The most specs that a run logs one by one. Larger runs log each transaction instead."""
+"""The maximum number of specs that a run logs individually. Larger runs log each transaction instead."""
 _WORDS: Final = {
     SpecAction.CREATE: "created",
     SpecAction.UPDATE: "changed",

@@ -40,7 +40,7 @@ def build_shard_specs_asset(
 
     `consumer` is any process of the consumer, as host:port. Empty: $CORANTO_CONSUMER, otherwise the only consumer of
     the embedded cluster below `data_dir` (found as by commands). Only a run with `prune: true` in its config deletes
-    shards that left the document, and only those that `prune_selector` selects, such as `app=totals`.
+    shards that the document does not name, and only if `prune_selector` (such as `app=totals`) selects them.
     """
 
     @dg.asset(

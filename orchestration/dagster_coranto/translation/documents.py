@@ -25,14 +25,14 @@ def read_document(file: Path, read: Callable[[str], T], field: str) -> T:
 
 
 class Definitions(Generic[T]):
-    """The definitions of the assets that the function `builder` has made."""
+    """Registry of the definitions of assets that the function `builder` returns."""
 
     def __init__(self, builder: str) -> None:
         self._builder = builder
         self._by_op: WeakKeyDictionary[dg.OpDefinition, T] = WeakKeyDictionary()
 
     def add(self, asset: dg.AssetsDefinition, definition: T) -> dg.AssetsDefinition:
-        """Keep the definition of an asset. Returns the asset."""
+        """Register the definition of an asset. Returns the asset."""
         self._by_op[asset.op] = definition
         return asset
 

@@ -49,7 +49,7 @@ class GroupMetadataSet(MetadataSet):
     """The bytes that are not in fragment stores yet."""
     last_append: dg.TimestampMetadataValue | None = None
     offsets_read: dg.JsonMetadataValue | None = None
-    """For a consumer's output: the offsets of its sources that its messages come from."""
+    """For a consumer's output: the offsets through which the consumer has read its sources."""
 
 
 class ConsumerMetadataSet(MetadataSet):
@@ -118,9 +118,9 @@ def namespaced(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verbatim(lines: Iterable[str]) -> dg.MarkdownMetadataValue:
-    """Return lines of text whose links, images and markup have no effect.
+    """Return lines of text as a code block, so that links, images and markup have no effect.
 
-    Errors quote texts of stores and brokers, and names of objects that others chose.
+    Error texts may quote untrusted texts of stores and brokers, and names of objects.
     """
     text = "\n".join(" ".join(line.split()) for line in lines)
     fence = "`" * max(3, 1 + max((len(found) for found in _BACKTICKS.findall(text)), default=0))
@@ -164,7 +164,7 @@ def table(rows: Sequence[JournalRow], columns: Mapping[str, str]) -> dg.TableMet
 
 
 def _plain(value: str | int | float | bool | None) -> str | int | float | bool | None:
-    """Return an offset as the number that Dagster can serialise."""
+    """Return an offset as a plain integer, which Dagster can serialise."""
     return int(value) if isinstance(value, JournalOffset) else value
 
 

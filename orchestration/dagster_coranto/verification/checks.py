@@ -99,9 +99,9 @@ def _examined_before(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> s
 
 
 def _forgotten(report: Report, before: set[str]) -> Report | None:
-    """Return findings about journals that were examined before, and have no audit record any more, if any.
+    """Return findings about journals that were examined before and whose audit record is missing, if any.
 
-    Only the next evaluation can find this: it creates a new record.
+    Only the first evaluation after the loss can detect this, because it creates a new record.
     """
     findings = [
         Finding(

@@ -55,8 +55,8 @@ def build_journal_recovery(
     """Return the jobs `journal_recovery_plan` and `journal_recovery` for the journals of a group.
 
     The planning run's metadata shows the steps in order, permanent losses, and the plan's hash. Launch the other job
-    with that hash (`ops: recover: config: approved: …`). It diagnoses again. If the plan has changed, it changes
-    nothing, fails, and shows the present plan. After the steps it runs an audit, and fails if the audit fails. Both
+    with that hash (`ops: recover: config: approved: …`). That job diagnoses again. If the plan has changed, it changes
+    nothing, fails, and shows the current plan. After the steps it runs an audit, and fails if the audit fails. Both
     read all content of the journals.
 
     `memory` is the URL of the store with the records of audits. `doctors` and `audits` add consumers.
@@ -149,9 +149,9 @@ def build_recovery_sensor(
 ) -> dg.SensorDefinition:
     """Return a sensor that launches the planning of a recovery, once for each failed evaluation of one of `checks`.
 
-    A failed planning run is followed by another after a pause that doubles with each failure, up to half an hour;
-    "Reset cursor" lets the sensor plan again. It launches only the planning job, which changes nothing. The recovery
-    itself needs a person with the plan's hash.
+    Failed planning runs are retried after a backoff that doubles with each failure, up to half an hour. "Reset cursor"
+    lets the sensor plan again. The sensor launches only the planning job, which changes nothing. The recovery itself
+    needs a person with the plan's hash.
     """
 
     @dg.sensor(

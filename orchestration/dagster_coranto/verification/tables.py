@@ -29,7 +29,7 @@ def build_table_check(table: dg.AssetsDefinition, *, resource_key: str = "journa
         name="audit",
         asset=definition.asset.key,
         required_resource_keys={resource_key},
-        description="The table has what its journals have.",
+        description="The table agrees with its journals.",
     )
     def audit(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         from coranto_consumers.tables.state import audit_table, expectation_of, stored_progress

@@ -35,7 +35,7 @@ class AsOf(Moment):
     def clock(cls, journals: JournalResource, selector: str, at: dt.datetime) -> Self:
         """Return the ends of the matching journals at a time, by the times of their messages.
 
-        Raises InvalidInput for a time that has no time zone or is not over, and ContentGone if content of that time is
+        Raises InvalidInput for a time without a time zone or in the future, and ContentGone if content of that time is
         gone, because its end is then unknown.
         """
         if at.tzinfo is None:

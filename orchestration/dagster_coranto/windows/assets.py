@@ -187,9 +187,9 @@ def build_window_sensor(
     of its parts are. The windows are stored in the SQL store, so another Dagster home sees the same ones.
 
     With `launch` a run is requested for each window that is not materialised, the oldest first, while fewer than
-    `DEFAULT_NEW_WINDOWS` runs of the consumer, and no backfill of it, are under way. A failed run is followed by
-    another after a pause that doubles with each failure, up to half an hour; one that was never created, immediately.
-    No run follows a canceled one: materialise its window yourself, or reset the sensor's cursor.
+    `DEFAULT_NEW_WINDOWS` runs of the consumer, and no backfill of it, are under way. Failed runs are retried after a
+    backoff that doubles with each failure, up to half an hour. A run that was never created is requested again
+    immediately. A canceled run is not: materialise its window yourself, or reset the sensor's cursor.
     """
     sensor_name = name or f"{consumer.name}__window_sensor"
 
@@ -268,7 +268,7 @@ def partitions_result(
     times: Mapping[str, tuple[float, float]],
     runs: Sequence[dg.RunRequest],
 ) -> dg.SensorResult | dg.SkipReason:
-    """Return the changes that bring Dagster's partitions, now `there`, in line with the SQL store.
+    """Return the changes that align Dagster's partitions, now `there`, with the SQL store.
 
     `times` has the stored times of the new windows, by name.
     """

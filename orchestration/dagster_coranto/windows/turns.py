@@ -29,16 +29,16 @@ def pool_of(consumer: str, window: Window) -> str:
 
 
 def turns_of(context: dg.AssetExecutionContext) -> Callable[[str], PoolSlot]:
-    """Return the function that makes a run's slot in a pool."""
+    """Return the function that creates a run's slot in a pool."""
     return lambda pool: PoolSlot(context.instance, context.run.run_id, pool, context.log.info)
 
 
 def materialize_in_turn(
     consumer: WindowConsumer, name: str, turn: Callable[[str], AbstractContextManager[object]]
 ) -> WindowReport:
-    """Materialise a window while no other run of it does. `turn` waits for a slot in a pool and holds it.
+    """Materialise a window while no other run does. `turn` waits for a slot in a pool and holds it.
 
-    If the window is merged in between, this waits for a slot of the larger one. Raises the errors of
+    If the window is merged in the meantime, this waits for a slot of the larger window. Raises the errors of
     `WindowConsumer.materialise`, including Fenced, for a run outside Dagster or one that was presumed dead.
     """
     window = consumer.window(name)

@@ -396,7 +396,7 @@ def test_the_fields_of_a_table_can_be_in_the_component(
     ("fields", "sensor_seconds", "problem"),
     [
         ({"input": {"stream": "shop/orders"}, "mod": "upsert"}, 0, "table: there is no field 'mod' here"),
-        ({"input": {"selector": "app=shop"}}, 30, "is not below one folder, where a sensor could look"),
+        ({"input": {"selector": "app=shop"}}, 30, "is not below one folder, which a sensor needs"),
     ],
 )
 def test_an_invalid_table_is_refused(

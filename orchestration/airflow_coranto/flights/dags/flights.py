@@ -22,7 +22,7 @@ RETRY = {"retries": 3, "retry_delay": timedelta(seconds=1)}
 
 
 def key_of(flight: Any) -> bytes:
-    """Return the key of a flight: its aeroplane's tail number."""
+    """Return the mapping key of a flight (see `partition_key`)."""
     from coranto_flights.data import partition_key
 
     return partition_key(flight)
@@ -58,7 +58,7 @@ with DAG("flight_alerts", schedule=[ALERTS], default_args=RETRY):
 
     @task
     def count_alerts(triggering_asset_events: Any = None) -> dict[str, Any]:
-        """Return the bytes of new alerts that this run is about, and the alerts of each carrier so far."""
+        """Return the bytes of new alerts in this run's asset events, and the number of alerts per carrier so far."""
         from coranto.client.committed import committed_messages
         from coranto.messages import JsonLines
 
