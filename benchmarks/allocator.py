@@ -1,4 +1,4 @@
-"""Planning and convergence of assignments, against handling the same assignments once without planning.
+"""Planning and convergence of assignments, against encoding and decoding the keys of the same assignments.
 
 The floor encodes the key of each assignment and decodes it, as a mirror of the key space must do. The benchmark also
 counts the work after a change of the topology: the replicas that moved; the required moves, of replicas that are new,

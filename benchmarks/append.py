@@ -131,7 +131,7 @@ class Journal:
         spec.fragment.refresh_interval.FromSeconds(3600)
         self._client.apply([pb.ApplyRequest.Change(upsert=spec)])
         self._exists = True
-        # A bulk append completes the fragment of this one and starts a new fragment, as every bulk append does.
+        # Begin a fragment, so that the measured append completes it and begins a new one, as every bulk append does.
         self._client.append(self._name, b"warm\n")
         route = self._client.list(f"name={self._name}").journals[0].route
         return route.endpoints[route.primary].removeprefix("http://")

@@ -1,9 +1,9 @@
 """Small appends that share a stream, against one call for each append, and beyond saturation.
 
-Both sides of the first comparison are the public client, `JournalClient.append`, with and without `append_streams`, at
+Both sides of the first comparison use the public client, `JournalClient.append`, with and without `append_streams`, and
 the same brokers. So the ratio shows the savings of client and broker together. The benchmark also counts the brokers'
-processor time, because with few cores the client shares them. Beyond saturation, many more tasks share the stream than
-saturate the brokers. The rate must not drop.
+processor time, because with few cores the client shares them. The second comparison uses many more tasks than saturate
+the brokers. Their rate must not drop.
 """
 
 from __future__ import annotations

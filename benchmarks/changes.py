@@ -1,7 +1,7 @@
 """Changes of PostgreSQL to a stream, against bare clients that receive the same changes by `pgoutput` and drop them.
 
-Before each pair, the server gets the changes: inserts in transactions of a thousand. The floors parse and keep nothing:
-the replication connection of the ingest, and psycopg2's if it is installed (`pip install psycopg2-binary`).
+Before each pair, the server gets the changes: inserts in transactions of a thousand. The floors neither parse nor store
+changes: the replication connection of the ingest, and psycopg2's if it is installed (`pip install psycopg2-binary`).
 The subject is the ingest in the same process, which commits the changes to a stream of two segments. The second figures
 divide by the processor time of this process alone, without the server's and the broker's.
 """

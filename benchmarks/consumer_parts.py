@@ -73,7 +73,7 @@ def _counted(make: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any
 
 
 class RoundParts(Hooks):
-    """Measures the parts of rounds: call `begin` before each, and `end` after it.
+    """Measures the parts of rounds: call `begin` before each round, and `end` after it.
 
     `reads` returns the number of Read calls that brokers have served, to the driver and to tasks.
     """

@@ -104,7 +104,7 @@ class Rows(Application[SqlShardStore]):
 
 
 class Database:
-    """The tables of one database, each new and empty."""
+    """A database. Each run writes to a new, empty table."""
 
     def __init__(self, url: str, insert: Insert) -> None:
         self.store = SqlStore(url)

@@ -40,8 +40,7 @@ SIZES = (100, 1_000, 10_000)
 WRITTEN = 100
 """The number of new journals of each size that have content."""
 LIVE = 1_000
-"""The journals that the broker serves: about the default limit of one broker. All others are suspended, as many
-journals of a large cluster are."""
+"""The number of journals that the broker serves, about the default limit of one broker. Others are suspended."""
 TIMEOUT_SECONDS = 600.0
 """The assignment of new journals takes long on a busy machine."""
 
@@ -193,5 +192,5 @@ def run(rounds: int) -> list[Figure]:
 
 
 def _forget(instance: dg.DagsterInstance) -> None:
-    """Delete all reported events, so that the next tick reports as many."""
+    """Delete all reported events, so that the next tick reports them again."""
     instance.wipe_assets(list(instance.all_asset_keys()))

@@ -111,7 +111,7 @@ async def serve(arguments: list[str]) -> None:
     storing = STORING in arguments
     relays = [each for each in arguments if each != STORING]
     server = grpc.aio.server(options=OPTIONS)
-    journal = BareJournal(relays, storing=storing)  # type: ignore[abstract]  # Others are not called.
+    journal = BareJournal(relays, storing=storing)  # type: ignore[abstract]  # Other methods are not called.
     pb_grpc.add_JournalServicer_to_server(journal, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -1,6 +1,6 @@
 """Reads through the broker against a bare `grpc.aio` stream of messages of the same size.
 
-A tail read is served from the journal's local files, a historical one from a fragment store. The broker fetches,
+A tail read is served from the journal's local files, a historical read from a fragment store. The broker fetches,
 decompresses and verifies stored content at the first read (`first time`), and serves later reads from its cache
 (`again`).
 """

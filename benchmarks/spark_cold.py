@@ -1,7 +1,7 @@
 """The first read of a new Spark session: `python -m benchmarks.spark_cold REQUEST`.
 
 REQUEST is a JSON object with `format`, its `options`, the session's `settings`, and the expected number of `rows`. The
-program prints the seconds of the first read, from `load()` to the answer. A process runs only one Java, so each such
+program prints the seconds of the first read, from `load()` to the answer. A process starts only one JVM, so each such
 read needs a separate process.
 """
 

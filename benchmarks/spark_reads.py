@@ -37,9 +37,9 @@ class TimedJob:
         self.rows = rows
         self._job = job
         self.by_processor_time: list[float] = []
-        """Of Spark's processes."""
+        """Rows per second of processor time of Spark's processes."""
         self.with_brokers: list[float] = []
-        """Of all processes that this process has started."""
+        """Rows per second of processor time of all processes that this process has started."""
 
     def __call__(self) -> float:
         before, begun = processor_seconds(), time.perf_counter()
@@ -65,7 +65,7 @@ class ProcessorSeconds(NamedTuple):
     """Processor time of the processes that this process has started."""
 
     spark: float
-    """Of Spark's JVM and its Python workers, including workers that have exited."""
+    """Seconds of Spark's JVM and its Python workers, including workers that have exited."""
     all: float
 
 

@@ -1,8 +1,9 @@
-"""Webhooks in batches against a bare aiohttp server that parses the same JSON (`request.json()`), both as processes.
+"""Webhooks in batches against a bare aiohttp server that parses the same JSON (`request.json()`).
 
-The floor keeps nothing. The subject answers when the events are committed to a stream of two segments. One client sends
-the same requests to both. The second figure divides by the processor time of the server's process alone. The first
-figure includes the client and the broker, which share the machine's cores with it.
+Each server is a separate process. The floor stores nothing. The subject answers when the events are committed to a
+stream of two segments. One client sends the same requests to both. The second figure divides by the processor time of
+the server's process alone. The first figure also depends on the client and the broker, which share the machine's cores
+with the server.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ def generated_class(face: FaceSpec) -> list[str]:
     bases = f"{base}, Generic[{', '.join(variables)}]" if variables else base
     lines = [
         f"class {face.name}Face({bases}):",
-        f'    """Blocking forms of the methods of `{face.name}`; it says what each one guarantees and raises."""',
+        f'    """Blocking forms of the methods of `{face.name}`, which documents guarantees and errors."""',
         "",
         "    @property",
         "    @abstractmethod",

@@ -102,7 +102,7 @@ CASES = [
         "CorantoSpoolUnreadable",
         one("coranto_spools_unreadable", "0x4 2x9"),
         9,
-        "The disk of b:1 refuses to read 2 spools.",
+        "2 spools of b:1 cannot be read from its disk.",
     ),
     Case(
         "CorantoFragmentWithoutCopy",
@@ -160,7 +160,7 @@ CASES = [
             **one(SLOW, "0+10x60", ',le="+Inf"'),
         },
         40,
-        "One of a hundred appends at b:1 takes longer than 4.96s.",
+        "The 99th percentile of append latency at b:1 is 4.96s.",
     ),
     Case(
         "CorantoRetentionFails",
