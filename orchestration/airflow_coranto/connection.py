@@ -116,8 +116,8 @@ class ConnectionFields:
     def client_config(self) -> ClientConfig:
         """Return the configuration of a client.
 
-        Raises InvalidInput for invalid fields, and ClusterError if the connection has no host and no local cluster
-        runs. Error texts do not contain the password.
+        Raises InvalidInput for invalid fields, and ClusterError if no endpoint is given and no local cluster runs.
+        Error texts do not contain the password.
         """
         from coranto.cluster.reach import reach
 

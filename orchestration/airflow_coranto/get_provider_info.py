@@ -67,6 +67,6 @@ def get_provider_info() -> dict[str, Any]:
 
 
 def _modules(package: str, *names: str) -> list[dict[str, Any]]:
-    """Return the modules of a package, in the form of Airflow's lists."""
+    """Return the modules of a package, in the format of Airflow's provider metadata."""
     modules = [f"airflow_coranto.{package}.{name}" for name in names]
     return [{"integration-name": _INTEGRATION, "python-modules": modules}]

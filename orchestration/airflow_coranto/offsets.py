@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MARK: Final = "coranto_watcher"
 """The key in an event's payload for the name of its watcher's variable."""
 Kept = dict[str, list[int | str]]
-"""Stored positions by journal: the etcd revision that created it, its head, and its id if known."""
+"""Stored positions by journal: the journal's create revision in etcd, its head, and its id if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def growth(now: Mapping[str, JournalPosition], before: Mapping[str, JournalPosit
 
 
 def new_event_id() -> str:
-    """Return an id that no other event has."""
+    """Return a unique event id."""
     return uuid.uuid4().hex
 
 

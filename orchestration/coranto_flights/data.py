@@ -37,7 +37,7 @@ Flight: TypeAlias = dict[str, int | str | None]
 
 
 def csv_path() -> Path:
-    """Return the path of the flights on this machine. Raises InvalidInput when their package is not installed."""
+    """Return the path of the CSV file. Raises InvalidInput if its package is not installed."""
     found = importlib.util.find_spec(_PACKAGE)
     for folder in (found.submodule_search_locations or ()) if found is not None else ():
         path = Path(folder) / _CSV

@@ -105,7 +105,7 @@ def _serve_once(
         try:
             instance.report_runless_asset_event(state.as_event())
         except (dg.DagsterError, SQLAlchemyError, OSError) as error:
-            # Consuming does not need Dagster's database. The next report includes this one's state.
+            # Consuming does not need Dagster's database. The next report includes this state.
             _log.warning("dagster.materialisation_not_reported", asset=state.key.to_user_string(), error=str(error))
 
     def warn(new: LeftOut) -> bool:

@@ -1,4 +1,4 @@
-"""`@task.journal_publish`: the rows that a function yields, published exactly once."""
+"""`@task.journal_publish`: publish the rows that a function yields, exactly once."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _KEYS: Final = "keys.json"
 
 
 class AirflowStandalone(LocalService):
-    """Airflow over the cluster below `data_dir`, from `start` to `close`; a context manager.
+    """Airflow for the cluster below `data_dir`, from `start` to `close`; a context manager.
 
     Its state is in `data_dir`/airflow, and survives restarts. It listens on localhost only, and every user of this
     machine is an administrator. If `port` is in use, it listens on another port; see `url`.

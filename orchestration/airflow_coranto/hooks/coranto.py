@@ -39,7 +39,7 @@ class CorantoHook(BaseHook):
 
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
-        """Return the labels of a connection's fields in Airflow's form."""
+        """Return the labels, placeholders and hidden fields of Airflow's connection form."""
         return {name.replace("-", "_"): value for name, value in FIELD_BEHAVIOUR.items()}
 
     @classmethod

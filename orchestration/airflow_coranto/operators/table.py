@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TableOperator(BaseOperator):
-    """Write the present messages to a table, as `coranto table run --once` does. Each message is written once.
+    """Write the existing messages to a table, as `coranto table run --once` does. Each message is written once.
 
     `table` is the file of the command: YAML text (a template), a path below the DAG's folder that ends in .yaml or .yml
     (its content is a template), or a `Path`. `${NAME}` in it is a variable of the worker's environment; use it for

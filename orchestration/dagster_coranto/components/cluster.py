@@ -26,7 +26,7 @@ class ClusterModel(dg.Model, dg.Resolvable):
         default="", description="Folder of an embedded cluster. Empty: $CORANTO_DATA, otherwise ./.coranto."
     )
     file_root: str = Field(default="", description="Folder that file:/// fragment stores are rooted at.")
-    prefix: str = Field(default="", description="Put in front of every journal name, such as 'rerun/'.")
+    prefix: str = Field(default="", description="Prefix of every journal name, such as 'rerun/'.")
     zone: str = Field(default="", description="Zone whose brokers are read from first. Empty: $CORANTO_ZONE.")
 
 

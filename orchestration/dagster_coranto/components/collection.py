@@ -58,7 +58,7 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
         default_factory=JournalResource, description="The cluster of brokers. Default: from the environment."
     )
     selector: str = Field(
-        description="Which journals, by labels.", examples=["name:prefix=shop/", "content-type=application/x-ndjson"]
+        description="Label selector of journals.", examples=["name:prefix=shop/", "content-type=application/x-ndjson"]
     )
     assets: Literal["folder", "journal"] = Field(
         default="folder",

@@ -23,7 +23,7 @@ class CollectionParams(BaseModel):
     """Options of `dg scaffold defs dagster_coranto.JournalCollectionComponent`."""
 
     folder: str = Field(description="Folder of the journals, such as shop/orders. A tree with one journal is written.")
-    endpoint: str = Field(default="", description="Brokers, as host:port. Left out: found in the environment.")
+    endpoint: str = Field(default="", description="Brokers, as host:port. Default: from the environment.")
 
 
 class JournalCollectionScaffolder(dg.Scaffolder[CollectionParams]):

@@ -19,12 +19,12 @@ class ShardConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
 
     specs: str = Field(description="File with shard specs, in the folder of defs.yaml.", examples=["shards.yaml"])
     specs_asset: str = Field(default="shard_specs", description="The key of the asset that applies `specs`.")
-    sources: list[str] = Field(description="Folders of the journals that the shards read.", examples=[["shop/orders"]])
-    tables: list[dg.ResolvedAssetSpec] = Field(default=[], description="Assets of the tables that it maintains.")
-    outputs: list[str] = Field(default=[], description="Folders of the journals that it publishes to.")
+    sources: list[str] = Field(description="Folders of journals that the shards read.", examples=[["shop/orders"]])
+    tables: list[dg.ResolvedAssetSpec] = Field(default=[], description="Assets of the tables that the shards maintain.")
+    outputs: list[str] = Field(default=[], description="Folders of journals that the shards publish to.")
     consumer: str = Field(
         default="",
-        description="Any process of the consumer, as host:port. Empty: $CORANTO_CONSUMER when it runs, otherwise "
+        description="Any process of the consumer, as host:port. Empty: $CORANTO_CONSUMER at run time, otherwise "
         "the only consumer of the embedded cluster.",
     )
     data_dir: str = Field(

@@ -36,7 +36,7 @@ class WindowsModel(dg.Model, dg.Resolvable):
     """Windows of offsets, in YAML."""
 
     window_bytes: int = Field(default=DEFAULT_WINDOW_BYTES, gt=0, description="Stored bytes that fill a window.")
-    max_windows: int = Field(default=DEFAULT_MAX_WINDOWS, gt=1, description="Old windows over this number are merged.")
+    max_windows: int = Field(default=DEFAULT_MAX_WINDOWS, gt=1, description="Maximum windows; old ones are merged.")
     sensor_seconds: int = Field(default=60, gt=0, description="Seconds between checks for new windows.")
     launch: bool = Field(default=False, description="Request a run for each window that is not materialised.")
 
@@ -57,9 +57,9 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
         description="The application's class, as module:Class. It is imported when the consumer runs.",
         examples=["shop.application:Revenue"],
     )
-    sources: list[str] = Field(description="Folders of the journals that it reads.", examples=[["shop/orders"]])
-    tables: list[dg.ResolvedAssetSpec] = Field(description="Assets of the tables that it maintains.")
-    outputs: list[str] = Field(default=[], description="Folders of the journals that it publishes to.")
+    sources: list[str] = Field(description="Folders of journals that the consumer reads.", examples=[["shop/orders"]])
+    tables: list[dg.ResolvedAssetSpec] = Field(description="Assets of the tables that the consumer maintains.")
+    outputs: list[str] = Field(default=[], description="Folders of journals that the consumer publishes to.")
     store_url_variable: str = Field(
         default=STORE_VARIABLE,
         description="The environment variable with the URL of the store: SQLAlchemy's, which may hold a password, or "

@@ -133,8 +133,8 @@ def spark_consumer_assets(
     one, unless you set another limit in Dagster; `pool` adds another pool. If two runs overlap anyway, the SQL store's
     fence stops the earlier run, which fails without retries.
 
-    Dead letters and lost content are in the metadata and the run's log. `build_left_out_check` makes a check that fails
-    for them until a person accepts them.
+    Dead letters and lost content are in the metadata and the run's log. `build_left_out_check` returns a check that
+    fails for them until a person accepts them.
 
     All fields of the specs of `tables` and of the translator take effect; AssetOptions describes the effect of options.
     Metadata: ConsumerMetadataSet for tables, with table name, columns and row count if the store has the table;

@@ -24,9 +24,9 @@ class ConsumerMode(enum.Enum):
     """The condition that ends a consumer's run."""
 
     DRAIN = "drain"
-    """It reaches the heads that its journals had at its start."""
+    """The run reaches the heads that its journals had at its start."""
     SERVICE = "service"
-    """It is stopped. Until then, it reports materialisations regularly."""
+    """The run is stopped. Until then, it reports materialisations regularly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def consumers_of(assets: Sequence[object]) -> Iterator[SparkConsumerDefinition]:
 
 
 def consumer_of(assets: Sequence[object], name: str = "") -> SparkConsumerDefinition:
-    """Return the Spark consumer of a name, or the only one. Raises InvalidInput if there is none."""
+    """Return the Spark consumer with a name, or the only one. Raises InvalidInput if there is none."""
     found = {consumer.name: consumer for consumer in consumers_of(assets)}
     if name in found:
         return found[name]

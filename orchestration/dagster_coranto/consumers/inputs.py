@@ -18,8 +18,8 @@ from dagster_coranto.translation.metadata import GroupMetadataSet, offsets_metad
 class Inputs:
     """The versions of the inputs of a consumer's assets.
 
-    If the consumer has read a group of journals up to all heads, the version is the digest of these heads, even if
-    nothing has reported it yet. Otherwise, and for other inputs, it is the last reported version.
+    If the consumer has read a group of journals up to all heads, the version is the digest of these heads, even if they
+    were not reported yet. Otherwise, and for other inputs, it is the last reported version.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class LeftOut:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Counts, to be summed over runs."""
+        """The counts, which the check sums over runs."""
         return {
             "dead_letters": self.dead_letters,
             "lost_ranges": len(self.lost),

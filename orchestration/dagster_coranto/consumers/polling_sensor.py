@@ -91,12 +91,12 @@ def build_journal_polling_sensor(
 ) -> dg.SensorDefinition:
     """Return a sensor that requests a run of `job` (or of the assets of `target`) when journals have grown.
 
-    `group` is the group that the consumer reads, or several. At most one run is under way at a time: while any run of
-    the consumer's assets is queued or started, however launched, new content waits, and the next run processes all of
-    it. Failed runs are retried after a backoff that doubles with each failure, up to half an hour. A run that was
+    `group` is the group, or the groups, that the consumer reads. At most one run is under way at a time: while any run
+    of the consumer's assets is queued or started, however launched, new content waits, and the next run processes all
+    of it. Failed runs are retried after a backoff that doubles with each failure, up to half an hour. A run that was
     deleted or never created is requested again immediately. "Reset cursor" also requests a run, if the journals have
-    content. After a canceled run, the next run starts when journals grow. A run without a heartbeat for
-    `presumed_dead_seconds` is marked as failed.
+    content. After a canceled run, the next run starts when journals grow. A run that has had no heartbeat for
+    `presumed_dead_seconds` since its last one is marked as failed.
 
     While the cluster does not answer, ticks are skipped. `tags` are tags of the runs.
     """

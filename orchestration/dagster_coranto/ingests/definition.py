@@ -1,4 +1,4 @@
-"""An ingest of a file in Dagster, and the metadata of its stream."""
+"""The definition of an ingest in Dagster, and the metadata of its stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class IngestMode(enum.Enum):
     DRAIN = "drain"
     """The source has no more rows."""
     SERVICE = "service"
-    """It is stopped. Until then, it reports materialisations regularly."""
+    """The run is stopped. Until then, it reports materialisations regularly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class IngestDefinition:
         return read_document(file, read_names, "file")
 
     def spec(self, journals: JournalResource) -> IngestSpec:
-        """Return the content of the file, with the prefix of the resource. Raises InvalidInput, with the line."""
+        """Return the spec in the file, with the prefix of the resource. Raises InvalidInput, with the line."""
         spec = read_document(self.file, read_spec, "file")
         return replace(spec, stream=journals.name(spec.stream))
 
@@ -89,7 +89,7 @@ class IngestState:
 
     @property
     def digest(self) -> str:
-        """A text that is equal for equal positions with equal lag."""
+        """A digest of the positions and of the lag."""
         return digest_of(json.dumps([self.progress.splits, dict(self.behind)], sort_keys=True))
 
     def metadata(self, **more: Any) -> dict[str, Any]:

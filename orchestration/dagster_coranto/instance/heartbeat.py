@@ -71,7 +71,7 @@ def last_sign_of_life(run: dg.DagsterRun) -> float | None:
 
 
 def process_is_gone(run: dg.DagsterRun) -> bool:
-    """Return True if a run's process was on this machine and is gone. Processes of other machines are unknown."""
+    """Return True if a run's process was on this machine and is gone. Returns False for other machines."""
     known = run.tags.get(PROCESS_TAG, "")
     host, _, rest = known.partition(" ")
     pid = rest.partition(" ")[0]

@@ -54,7 +54,7 @@ def prepare_storage(data_dir: Path) -> None:
 def dagster_environment(data_dir: Path, base: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment for Dagster processes that use the cluster below `data_dir`.
 
-    It is made from `base`, or from this process's environment.
+    It extends `base`, by default this process's environment.
     """
     return {
         **(os.environ if base is None else base),

@@ -28,7 +28,7 @@ class RunHistory:
         """Return the earliest time of another run, in seconds since 1970. None if none is needed.
 
         A run that was never created, or was deleted, is requested again immediately (0). A failed run is retried after
-        `pause_after`. A run that is under way, has succeeded or was canceled needs no other run.
+        `pause_after`. No run is needed while one is under way, or after it has succeeded or was canceled.
         """
         if not self.records:
             return 0.0
@@ -43,7 +43,7 @@ class RunHistory:
 
 
 class Requests:
-    """The runs that a sensor requests, each for a purpose. Their tags identify them.
+    """The runs that a sensor requests. Each has a purpose, which a tag identifies.
 
     The sensor's cursor is its generation. "Reset cursor" starts a new generation, and every purpose gets a new run.
     """

@@ -44,7 +44,7 @@ class Target:
         job: NamedJob | None,
         selection: dg.AssetSelection | None,
     ) -> Target:
-        """Return the target of a sensor. If some of the assets are a consumer's, only these count."""
+        """Return the target of a sensor. If it includes a consumer's assets, only these count."""
         if selection is not None:
             keys: Set[dg.AssetKey] = selection.resolve(repository.asset_graph)
         else:

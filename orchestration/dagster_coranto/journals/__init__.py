@@ -1,1 +1,1 @@
-"""Assets for groups of journals that functions of the user publish to, and the IO manager."""
+"""Assets for groups of journals that users' functions publish to, and the IO manager."""

@@ -47,8 +47,8 @@ def build_compaction_asset(
     Each run adds the files for fragments that were stored more than `older_than` ago. The arguments are as in
     `CompactionOptions` and `scan`. Retention should exceed `older_than` plus the time between runs: the run fails if
     content was deleted before it was compacted. The asset's key is the group's key and `compacted`. Runs wait for each
-    other in the pool `coranto_` and the asset's name; `pool` adds another pool. Metadata: the number of new files and
-    rows, and for each journal the offset through which it is compacted. The data version is the digest of these
+    other in the pool `coranto_NAME`, with the asset's name; `pool` adds another pool. Metadata: the number of new files
+    and rows, and for each journal the offset through which it is compacted. The data version is the digest of these
     offsets.
 
     Needs the extra `lake`.

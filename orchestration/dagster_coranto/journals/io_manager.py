@@ -120,7 +120,7 @@ def group_of(key: dg.AssetKey, metadata: Mapping[str, Any]) -> JournalGroup:
 
 
 def first_run(context: dg.OutputContext) -> tuple[str, float]:
-    """Return the id and the start (Unix seconds) of the first run that this run resumes, or of this run."""
+    """Return the id and the creation time (Unix seconds) of the first run that this run resumes, or of this run."""
     instance, run = context.step_context.instance, context.step_context.dagster_run
     run_id = run.run_id
     while run.tags.get(RESUMES) == "true" and (parent := run.tags.get(PARENT_RUN)):

@@ -137,7 +137,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # its
         return group.under(self.prefix)
 
     def positions(self, group: JournalGroup) -> dict[str, JournalPosition]:
-        """Return the positions of a group's journals, by full name and in its order. The prefix applies.
+        """Return the positions of a group's journals, by full name and in the group's order. The prefix applies.
 
         Raises Unavailable when the head of one of them is unknown.
         """

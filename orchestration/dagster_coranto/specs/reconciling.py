@@ -102,7 +102,8 @@ def drift(opened: OpenReconciler, *, blocking: bool = False) -> dg.AssetCheckRes
     """Return the result of a check: it warns if applying the document would change anything.
 
     Dagster stops downstream assets only for errors, so drift is an error for a `blocking` check. If the cluster does
-    not answer, the check fails with an error, as nothing was compared. Raises InvalidInput for an invalid document.
+    not answer, the check fails with an error, because nothing was compared. Raises InvalidInput for an invalid
+    document.
     """
     try:
         plan = compare(opened)

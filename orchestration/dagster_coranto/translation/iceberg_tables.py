@@ -19,7 +19,7 @@ def iceberg_facts(store: IcebergStore | IcebergHome, spec: dg.AssetSpec) -> Mapp
     """Return `dagster/table_name`, `dagster/column_schema`, `dagster/row_count` and `iceberg/snapshot` of a table.
 
     The table is named by the asset's metadata `dagster/table_name`, or else by the last part of its key. A name without
-    a namespace is in the store's. If there is no such table, returns nothing. Reads no data file.
+    a namespace is in the store's namespace. If there is no such table, returns nothing. Reads no data file.
     """
     table = store.load(TableMetadata.extract(spec.metadata).table_name or spec.key.path[-1])
     if table is None:

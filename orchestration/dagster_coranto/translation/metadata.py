@@ -97,9 +97,9 @@ class WindowMetadataSet(MetadataSet):
     window: str | None = None
     """The name of the window that was read. It is not the partition's name if that was merged into a larger window."""
     stored_from: dg.TimestampMetadataValue | None = None
-    """The time when the content before the window was stored. The window's content is later."""
+    """The time when the content before the window was stored: a lower bound for the window's content."""
     stored_until: dg.TimestampMetadataValue | None = None
-    """The time when the window's last content was stored. The window's content is earlier."""
+    """The time when the window's last content was stored: an upper bound for the window's content."""
     messages: int | None = None
     misfits: int | None = None
     """The messages that do not fit the application's columns: dead letters, or nulls."""

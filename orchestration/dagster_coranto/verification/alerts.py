@@ -19,12 +19,12 @@ def build_failed_check_sensor(
     minimum_interval_seconds: int = 30,
     default_sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
-    """Return a sensor that calls `alert` once for each failed run of a check; between two ticks only for the latest.
+    """Return a sensor that calls `alert` once for each failed evaluation of a check.
 
-    `severity` ERROR leaves out warnings. `assets` limits it to checks of these assets. Checks that failed before the
-    sensor was first started are left out; failures while it is stopped are reported when it starts again. If `alert`
-    raises an error, the tick fails, and the next one calls it again. So an alert is never lost, but may be repeated.
-    Raises InvalidInput for an interval below 1 s.
+    Only the latest evaluation between two ticks counts. `severity` ERROR excludes warnings. `assets` limits the sensor
+    to checks of these assets. Checks that failed before the sensor was first started are ignored; failures while it is
+    stopped are reported when it starts again. If `alert` raises an error, the tick fails, and the next tick calls it
+    again. So an alert is never lost, but may be repeated. Raises InvalidInput for an interval below 1 s.
     """
     if minimum_interval_seconds < 1:
         raise InvalidInput(f"{minimum_interval_seconds} s is below 1 s", field="minimum_interval_seconds")

@@ -1,4 +1,4 @@
-"""Scheduled verification: the cheap audit hourly, and the deep one in rotation over all content."""
+"""Scheduled verification: an hourly cheap audit, and a daily deep audit that covers all content in rotation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AsOf(Moment):
-    """Positions in journals at some moment, and reads of their content with Spark. Unnamed journals had no content.
+    """Positions in journals at some moment, and reads of their content with Spark.
 
-    `ends` and `begins` are the end and begin offsets of the content. An unnamed begin is 0.
+    Journals without an end had no content. `ends` and `begins` are the end and begin offsets of the content. A missing
+    begin is 0.
     """
 
     @classmethod
@@ -90,7 +91,7 @@ class AsOf(Moment):
 
     @classmethod
     def window(cls, store: SqlStoreResource, consumer: str, name: str) -> Self:
-        """Return the content of a window of a consumer by windows, or of the larger one that it was merged into.
+        """Return the content of a window of a consumer by windows, or of the larger window that it was merged into.
 
         So assets with the consumer's partitions always read the same bytes for a partition. Raises InvalidInput if
         there is no such window.

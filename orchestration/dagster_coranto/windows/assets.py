@@ -179,12 +179,12 @@ def build_window_sensor(
     minimum_interval_seconds: int = 60,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
-    """Return a sensor that adds a partition for about each `window_bytes` of stored content, and merges old ones.
+    """Return a sensor that adds a partition for about each `window_bytes` of stored content, and merges old partitions.
 
-    It reports each new one as a partition of `consumer.windows`, with the time of its content.
+    It reports each new window as a partition of `consumer.windows`, with the time of its content.
 
-    There are at most `max_windows` partitions. A merged one, such as `00000009-00000016`, counts as materialised if all
-    of its parts are. The windows are stored in the SQL store, so another Dagster home sees the same ones.
+    There are at most `max_windows` partitions. A merged partition, such as `00000009-00000016`, counts as materialised
+    if all of its parts are. The windows are stored in the SQL store, so another Dagster home sees the same windows.
 
     With `launch` a run is requested for each window that is not materialised, the oldest first, while fewer than
     `DEFAULT_NEW_WINDOWS` runs of the consumer, and no backfill of it, are under way. Failed runs are retried after a

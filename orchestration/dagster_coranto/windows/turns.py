@@ -39,7 +39,8 @@ def materialize_in_turn(
     """Materialise a window while no other run does. `turn` waits for a slot in a pool and holds it.
 
     If the window is merged in the meantime, this waits for a slot of the larger window. Raises the errors of
-    `WindowConsumer.materialise`, including Fenced, for a run outside Dagster or one that was presumed dead.
+    `WindowConsumer.materialize`, including Fenced if a run outside Dagster, or a run that was presumed dead,
+    materialises the same window.
     """
     window = consumer.window(name)
     while True:
