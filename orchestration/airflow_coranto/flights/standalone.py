@@ -18,7 +18,7 @@ from coranto.effects import LocalDisk
 from coranto.errors import ClusterError
 
 DAGS: Final = Path(__file__).with_name("dags")
-_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "api-server": ("api-server", "--workers", "1"),
     # Logs are read from files: log servers would listen on fixed ports on all interfaces.
     "scheduler": ("scheduler", "--skip-serve-logs"),
@@ -107,14 +107,14 @@ class AirflowStandalone(LocalService):
         if made.returncode != 0:
             raise ClusterError(f"Airflow's database cannot be created:\n{made.stderr[-2000:]}")
         self._port = free_port(self._port)  # Another process may have taken it in the meantime.
-        for name in _PARTS:
+        for name in _COMMANDS:
             self.start_part(name)
         ready = partial(self._answers, "/api/v2/monitor/health")
         wait_ready(self._children["api-server"], ready, timeout_seconds=_READY_SECONDS, cancelled=lambda: False)
 
     def start_part(self, name: str) -> ChildProcess:
         """Start one process: api-server, scheduler, dag-processor or triggerer."""
-        arguments = list(_PARTS[name])
+        arguments = list(_COMMANDS[name])
         if name == "api-server":
             arguments += ["--host", "127.0.0.1", "--port", str(self._port)]
         self._children[name] = ChildProcess(

@@ -68,7 +68,7 @@ class PoolSlot:
         finally:
             self._heartbeat.__exit__(kind, error, trace)
 
-    def _limit(self) -> None:
+    def _ensure_limit(self) -> None:
         from sqlalchemy.exc import IntegrityError  # Imported here, so that loading definitions stays cheap.
 
         storage = self._instance.event_log_storage
@@ -77,7 +77,7 @@ class PoolSlot:
                 storage.set_concurrency_slots(self._pool, 1)
 
     def _await_slot(self) -> None:
-        self._limit()
+        self._ensure_limit()
         log_at = self._monotonic()
         while not self._claim():
             holders = self._holders()
@@ -86,7 +86,7 @@ class PoolSlot:
                 self._log_wait(f"Waits for a slot in the pool {self._pool}. Runs with a slot: {runs}.")
                 log_at = self._monotonic() + _LOG_SECONDS
             self._wait(_POLL_SECONDS)
-            self._limit()
+            self._ensure_limit()
 
     def _claim(self) -> bool:
         """Claim a slot. On SQLite, two processes can claim the same slot; the second read shows its owner."""

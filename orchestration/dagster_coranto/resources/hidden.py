@@ -17,7 +17,7 @@ from coranto.errors import InvalidInput
 _MARK: Final = "[hidden"
 
 _lock: Final = threading.Lock()
-_stand_ins: Final[dict[str, str]] = {}
+_placeholders: Final[dict[str, str]] = {}
 _secrets: Final[dict[str, str]] = {}
 
 
@@ -29,7 +29,7 @@ def hide(secret: str, shown: str = "") -> str:
     if not secret or isinstance(secret, dg.EnvVar) or secret in _secrets:
         return secret
     with _lock:
-        found = _stand_ins.get(secret)
+        found = _placeholders.get(secret)
         number = 1
         while found is None:
             candidate = f"{_MARK}]" if number == 1 else f"{_MARK} {number}]"
@@ -37,7 +37,7 @@ def hide(secret: str, shown: str = "") -> str:
             number += 1
             if candidate not in _secrets:
                 found = candidate
-        _stand_ins[secret] = found
+        _placeholders[secret] = found
         _secrets[found] = secret
     return found
 

@@ -83,8 +83,8 @@ def build_audit_check(
                 description="the journals could not be examined",
                 metadata=namespaced({"findings": verbatim([f"- {error}"])}),
             )
-        forgotten = _forgotten(report, _examined_before(context.instance, dg.AssetCheckKey(key, check_name)))
-        return as_result(report.joined(forgotten) if forgotten is not None else report, severity)
+        missing = _missing_records(report, _examined_before(context.instance, dg.AssetCheckKey(key, check_name)))
+        return as_result(report.joined(missing) if missing is not None else report, severity)
 
     return audit
 
@@ -98,7 +98,7 @@ def _examined_before(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> s
     )
 
 
-def _forgotten(report: Report, before: set[str]) -> Report | None:
+def _missing_records(report: Report, before: set[str]) -> Report | None:
     """Return findings about journals that were examined before and whose audit record is missing, if any.
 
     Only the first evaluation after the loss can detect this, because it creates a new record.

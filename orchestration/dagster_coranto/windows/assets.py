@@ -200,7 +200,7 @@ def build_window_sensor(
         default_status=default_status,
         description=f"Adds and merges windows of {consumer.name}.",
     )
-    def keep_up(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+    def window_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         from coranto_consumers.stores.sql import SqlStore
         from coranto_consumers.stores.window_growth import grow, stored_times
         from coranto_consumers.stores.windows import WindowLog
@@ -231,7 +231,7 @@ def build_window_sensor(
             requested_runs(context, consumer, sensor_name, waiting, minimum_interval_seconds) if launch else [],
         )
 
-    return keep_up
+    return window_sensor
 
 
 def requested_runs(
