@@ -53,7 +53,7 @@ java:
 etcd:
 	@sh tools/etcd.sh
 
-# Optional: it halves the start time of Spark sessions. Tests start about thirty.
+# Optional: it halves the start time of Spark sessions. Tests start about thirty sessions.
 classes: $(STAMP) java
 	@$(BIN)/python tools/class_archive.py || true
 

@@ -54,7 +54,7 @@ def make_archive() -> Path:
 
 
 def _run_session(into: Path) -> None:
-    """Run a session whose Java process writes the archive at exit, and wait until it has."""
+    """Run a session whose Java process writes the archive at exit, and wait for this process."""
     import pyarrow as pa
     from pyspark import SparkContext
     from pyspark.sql import functions as F

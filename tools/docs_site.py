@@ -18,7 +18,7 @@ from settings_table import SETTINGS, table  # mkdocs does not find the modules n
 
 ROOT = Path(__file__).resolve().parents[1]
 TOP = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
-"""Pages of the site whose files are not in docs/, and these files."""
+"""Pages of the site that are not in docs/, and their source files."""
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 

@@ -273,7 +273,7 @@ def imports_of(face: FaceSpec, used: set[str]) -> tuple[set[str], set[str]]:
 
 
 def generated_module(faces: Iterable[FaceSpec]) -> str:
-    """Return the text of a module of faces, not formatted yet."""
+    """Return the unformatted text of a module of faces."""
     body: list[str] = []
     imports = {"from abc import abstractmethod", f"from {LOOP} import Face", f"from {HANDOVER} import QueuedFace"}
     variables: set[str] = set()

@@ -21,7 +21,7 @@ EXTRAS = (
 ELSEWHERE = ("kafka", "dlt", "airflow")
 """Extras with separate environments. `make test-install` runs `licenses.py --of EXTRA` in each."""
 NOT_INSTALLED = ("all", "demo", "dev", "airflow-dev")
-"""Extras that combine others, and the extras of this project's developers."""
+"""Extras that combine other extras, and extras for developers of this project."""
 
 COMPATIBLE = frozenset(
     {
@@ -43,7 +43,7 @@ SPDX = {
     "Python Software Foundation License": "PSF-2.0",
     "The Unlicense (Unlicense)": "Unlicense",
 }
-"""SPDX expressions for other names of licenses that packages state."""
+"""SPDX expressions for the license names that packages state."""
 
 
 def license_of(package: str) -> str:

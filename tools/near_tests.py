@@ -1,6 +1,7 @@
 """Run the tests closest to a file: `python tools/near_tests.py platform/coranto/client/retry.py [pytest's arguments]`.
 
-These are the tests that mirror its name, else the tests of its package that import it, else all tests of its package.
+The closest tests mirror the file's name. Without such tests, it runs the tests of the file's package that import the
+file, or else all tests of the package.
 """
 
 from __future__ import annotations
