@@ -1,8 +1,8 @@
 """Messages: UUIDs, framings, publishing and read-committed sequencing.
 
 The modules for whole columns of messages (`columnar`, `columnar_sequencer`) and for Arrow batches (`arrow_payload`)
-need the `consumers` extra, so they are not imported here. Those for typed messages are imported at their first use:
-pydantic takes long to import, and Spark's workers start often.
+need the `consumers` extra, so they are not imported here. The modules for typed messages are imported lazily, because
+pydantic is slow to import and Spark starts workers often.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """The buffers of Arrow arrays as numpy arrays, without a copy, for work on whole columns of texts or bytes.
 
-An Arrow array has the *borders* of its values: the places in their common data where each begins, and where the last
-one ends. A slice has the borders of its own values, in the data of the array that it was taken from.
+The *borders* of an Arrow array (Arrow's offsets) are the positions in its data where each value begins, and the end of
+the last value. A slice has the borders of its own values, in the data of the original array.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from coranto.messages.columnar import Bytes, Int32s
 
 
 def borders_of(column: Any) -> Int32s:
-    """Return the borders of an Arrow array of texts, bytes, lists or maps: one more than it has values."""
+    """Return the borders of an Arrow array of texts, bytes, lists or maps: one more than the number of values."""
     return np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
 
 
@@ -25,6 +25,6 @@ def data_of(values: Any) -> Bytes:
 
 
 def joined(values: Any) -> Bytes:
-    """Return all texts or bytes of an Arrow array as one, without those outside of a slice."""
+    """Return the concatenated texts or bytes of an Arrow array, without values outside of a slice."""
     borders = borders_of(values)
     return data_of(values)[borders[0] : borders[-1]]

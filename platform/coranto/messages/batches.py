@@ -1,4 +1,4 @@
-"""Messages as Arrow batches, made of JSON lines without copying or of messages of any framing; and their parsing.
+"""JSON lines as Arrow batches, without copying, and the parsing of these batches to tables.
 
 Needs pyarrow (the `consumers` extra).
 """
@@ -37,7 +37,7 @@ LINES: Final = pa.schema([*POSITION, pa.field("content", pa.binary(), nullable=F
 """The columns of the batches that `line_batch` returns."""
 
 UNREADABLE: Final = "unreadable"
-"""The further column of batches of a tolerant framing."""
+"""The additional column of batches of a tolerant framing."""
 
 
 def line_batch(framing: JsonLines, journal: str, content: bytes, begin_offset: int) -> tuple[pa.RecordBatch, int]:
@@ -45,7 +45,7 @@ def line_batch(framing: JsonLines, journal: str, content: bytes, begin_offset: i
 
     `content` must begin with the beginning of a line. The batch's column `content` holds the lines with their newlines,
     and refers to the given bytes without copying them. A tolerant framing adds the column `UNREADABLE`: true for lines
-    whose UUID cannot be read, which count as messages without one. Raises CorruptMessage.
+    whose UUID cannot be read, which count as messages without a UUID. Raises CorruptMessage.
     """
     found = read_block(framing, journal, content, begin_offset)
     lines, count = found.lines, len(found.lines.starts)

@@ -1,8 +1,8 @@
-"""Checkpoints: a consumer's progress, as a value that commits together with the consumer's own state.
+"""Checkpoints: a consumer's progress, stored in the same transaction as the consumer's own state.
 
-For each source journal a `Checkpoint` has the read offset, and the state of each producer. It also
-holds the acknowledgements of messages that the consumer published. It is stored as a `consumer.Checkpoint` message, so
-a consumer can continue from a checkpoint that any other Gazette consumer wrote.
+For each source journal a `Checkpoint` has the read offset, and the state of each producer. It also has the
+acknowledgements of messages that the consumer published. It is stored as a `consumer.Checkpoint` message, so a consumer
+can continue from a checkpoint that any other Gazette consumer wrote.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from coranto.offsets import JournalOffset
 from coranto.wire import consumer_pb2
 
 _LATEST: Final = float(1 << 37)
-"""The largest time that is shown: dates have years of four digits."""
+"""The latest valid time of a reset, in Unix seconds: its year has four digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
     """A reader's state for one producer of a journal.
 
-    The producer's messages are decided up to the clock `last_ack`. `begin` is the first offset of
-    its pending messages (above `last_ack`, awaiting an acknowledgement). It is -1 when there are none.
+    The producer's messages are decided up to the clock `last_ack`. `begin` is the first offset of its pending messages
+    (above `last_ack`, awaiting an acknowledgement), or -1 when there are none.
 
-    `seen_through` is an offset: no message read from the producer ends behind it. Pruning (`pruning.py`) uses it to
-    judge how long the producer has been silent. 0 means unknown, as in checkpoints that other software wrote.
+    `seen_through` is an offset: all messages read from the producer end at or before it. Pruning (`pruning.py`) uses it
+    to determine how long the producer has been silent. 0 means unknown, as in checkpoints that other software wrote.
     Comparison ignores it.
     """
 
@@ -48,7 +48,7 @@ class ProducerState:
 class Source:
     """The reading state of one journal: everything below the offset `read_through` was read.
 
-    `journal_id` is the id of the journal that the offsets are of. It is empty if it is unknown, as in checkpoints that
+    `journal_id` is the id of the journal of these offsets. It is empty if it is unknown, as in checkpoints that
     other software or earlier versions wrote. Comparison ignores it.
     """
 
@@ -63,14 +63,14 @@ class Source:
 
     @property
     def expected_id(self) -> str:
-        """The id that the journal must have to be read on; empty if any will do, because nothing was read."""
+        """The id that the journal must have for reading to continue; empty, for any id, if nothing was read."""
         return self.journal_id if self.read_through else ""
 
     def fallen_to(self, offset: int, journal_id: str) -> Source:
-        """Return the state to continue with if the journal's head fell to an offset, and it has another id since.
+        """Return the state to continue with after the journal's head fell to `offset` and its id became `journal_id`.
 
-        Messages behind it stay processed: producers that append them again append duplicates. Those that were pending
-        there are lost.
+        Messages at `offset` and after it stay processed: producers that append them again append duplicates. Pending
+        messages there are lost.
         """
         producers = {
             producer: ProducerState(
@@ -82,7 +82,7 @@ class Source:
 
     @property
     def seen_producers(self) -> dict[ProducerId, ProducerState]:
-        """The producers with a known `seen_through`: where it is unknown, `read_through` stands in as upper bound."""
+        """The producers, with `read_through` as the upper bound of an unknown `seen_through`."""
         return {
             producer: state if state.seen_through else replace(state, seen_through=self.read_through)
             for producer, state in self.producers.items()
@@ -90,13 +90,13 @@ class Source:
 
     @property
     def replay_from(self) -> int:
-        """The first offset whose messages a reader needs to meet all pending messages again; at most `read_through`."""
+        """The offset where a reader must begin to read all pending messages again; at most `read_through`."""
         begins = [state.begin for state in self.producers.values() if state.is_pending]
         return min([*begins, self.read_through])
 
 
 def identified(sources: Mapping[str, Source], ids: Mapping[str, str]) -> dict[str, Source]:
-    """Return sources with the ids of their journals. An id that is unknown leaves the source's own."""
+    """Return sources with the ids of their journals. A source keeps its own id if its journal's id is unknown."""
     return {
         journal: replace(source, journal_id=ids.get(journal, "") or source.journal_id)
         for journal, source in sources.items()
@@ -105,7 +105,7 @@ def identified(sources: Mapping[str, Source], ids: Mapping[str, str]) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class SourceReset:
-    """A change of a consumer's position in a journal by an operator, so that messages are repeated or omitted.
+    """An operator's change of a consumer's position in a journal, which repeats or omits messages.
 
     `before` and `after` are the offsets through which the journal counts as read, before and after the change; `before`
     is -1 for an earlier journal of that name. `fence` is the fence of the commit, and `time` is in Unix seconds.
@@ -135,7 +135,7 @@ class Identity:
     outputs: frozenset[str] = frozenset()
     """Its tables and journals, such as `table delays`."""
     sometimes: frozenset[str] = frozenset()
-    """Those that only some of its transactions have."""
+    """The outputs that only some of its transactions write."""
     store: str = ""
     """The store's location, without a password."""
     resets: tuple[SourceReset, ...] = ()
@@ -146,7 +146,7 @@ class Identity:
 class Checkpoint:
     """The state that a consumer restores. `ack_intents` maps journals to content to append after its commit.
 
-    `identity` describes the consumer that committed it, empty in checkpoints of older versions and of Gazette. `batch`
+    `identity` describes the consumer that committed it; empty in checkpoints of older versions and of Gazette. `batch`
     is the content of the last batch of a streaming query, as JSON; empty if unknown.
     """
 
@@ -192,7 +192,7 @@ class Checkpoint:
 
     @classmethod
     def from_wire(cls, wire: consumer_pb2.Checkpoint) -> Checkpoint:
-        """Return the checkpoint of a wire message. Raises CorruptData for values that no checkpoint holds."""
+        """Return the checkpoint of a wire message. Raises CorruptData for invalid values."""
         sources = {}
         # The order of protobuf maps differs between processes.
         for journal, entry in sorted(wire.sources.items()):

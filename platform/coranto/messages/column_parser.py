@@ -1,12 +1,12 @@
-"""Parsing of JSON lines into typed columns, many lines together, with the result of parsing each alone.
+"""Parsing of JSON lines into typed columns: many lines together, with the same result as parsing each line alone.
 
-pyarrow parses the lines. It refuses all of them for one misfit, and accepts objects that span a newline,
-and words for numbers. So its answer counts only for lines without doubt. All other lines are
-*doubtful*: `LineParser` gives no values for them, and its caller decides (`line_values.py`, Spark's parser).
+pyarrow parses the lines. It rejects all lines because of a single *misfit* (a line that does not fit the schema), and
+accepts objects that span a newline, and words as numbers. Its result is therefore used only for lines that are
+certainly valid. All other lines are *doubtful*: `LineParser` returns no values for them, and its caller decides
+(`line_values.py`, Spark's parser).
 
-One line is one object: if each line begins with `{` and ends with `}`, then no object of JSON reaches over a newline,
-because an object that continues in the next line would continue with `{` after `}`, or have a newline in a text. So as
-many objects as lines means one object in each.
+If each line begins with `{` and ends with `}`, no JSON object spans a newline: it would have to continue with `{` after
+`}`, or contain a newline in a string. As many objects as lines therefore means one object per line.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _FEW_LINES: Final = 64
 _AT_ROW: Final = re.compile(r" in row ([0-9]{1,9})\Z")
 _SHORTEST: Final = len(b"{}\n")
 _WORDS: Final = (b"NaN", b"Inf")
-"""The beginnings of words that pyarrow reads as numbers, and that others read only in their own spelling, or not."""
+"""Prefixes of the words that pyarrow reads as numbers. Other parsers accept other spellings, or no words."""
 _TINY: Final = r"""[:,\[\s"][-+]?[0-9]*(?:\.[0-9]*)?[eE]-0*(?:[2-9][0-9]|[1-9][0-9]{2})|\.[0-9]{18,}[eE]-"""
-"""Numbers with many digits behind the point and a negative exponent.
+"""Numbers with many decimal places and a negative exponent.
 
-For a decimal, pyarrow looks up the power of ten for the excess digits, without checking that it has
-that one. It ends its process, or reads something else.
+For a decimal, pyarrow looks up the power of ten for the excess digits without a bounds check. This crashes the process
+or returns a wrong value.
 """
 
 
@@ -71,11 +71,11 @@ class LineParser:
         return unlike_objects(content) | self._are_tiny(content)
 
     def unlike(self, table: Any) -> Mask:
-        """Return the mask of parsed rows with values that are doubtful after all. Here: none."""
+        """Return the mask of parsed rows with doubtful values: none, unless a subclass overrides this."""
         return np.zeros(table.num_rows, dtype=np.bool_)
 
     def _are_tiny(self, content: Any) -> Mask:
-        """Return the mask of lines with numbers that pyarrow must not take for decimals."""
+        """Return the mask of lines with numbers that pyarrow must not parse as decimals."""
         mask: Mask = np.zeros(len(content), dtype=np.bool_)
         characters = joined(content) if self._has_decimals else mask
         at = np.flatnonzero((characters[:-1] | 0x20 == ord("e")) & (characters[1:] == ord("-")))
@@ -86,7 +86,7 @@ class LineParser:
         return mask
 
     def _tables(self, content: Any, at: int) -> Iterator[tuple[int, int, Any]]:
-        """Yield parsed parts of the lines, [begin, end), counted from `at`. None stands for a part with a misfit."""
+        """Yield (begin, end, table) for parts of the lines, counted from `at`. A part with a misfit has no table."""
         while len(content):
             table, misfit = self._attempt(content)
             if table is not None or len(content) <= _FEW_LINES:
@@ -95,7 +95,7 @@ class LineParser:
             if misfit is None:
                 done = len(content) // 2
                 yield from self._tables(content.slice(0, done), at)
-            elif misfit < _FEW_LINES // 4:  # Where misfits are so near, to part them takes longer than to look at all.
+            elif misfit < _FEW_LINES // 4:  # Splitting at a misfit this close is slower than checking each line.
                 done = _FEW_LINES
                 yield at, at + done, None
             else:
@@ -107,7 +107,7 @@ class LineParser:
             content = content.slice(done)
 
     def _until(self, content: Any, at: int) -> Iterator[tuple[int, int, Any]]:
-        """Yield parsed parts of the lines before a misfit: one, unless there are others that pyarrow finds later."""
+        """Yield parsed parts of the lines before a misfit: one part, unless pyarrow finds further misfits in them."""
         table, _ = self._attempt(content)
         if table is not None:
             yield at, at + len(content), table
@@ -117,10 +117,10 @@ class LineParser:
         yield from self._tables(content.slice(half), at + half)
 
     def _attempt(self, content: Any) -> tuple[Any, int | None]:
-        """Return the table of the lines, or None if one of them does not fit, and the index of that one if it is known.
+        """Return the table of the lines, or None and the index of a misfit if there is one. The index may be unknown.
 
-        pyarrow tells it in its error where a line is not JSON, or has a value of another kind. The index only saves
-        time: nothing is wrong if pyarrow tells another one, or none.
+        pyarrow's error contains the index if a line is not JSON, or has a value of another type. The index only saves
+        time: a wrong or missing index does not affect the result.
         """
         lines = joined(content)
         blocks = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
@@ -146,9 +146,9 @@ def _has_decimals(kind: Any) -> bool:
 
 
 def without_heads(content: Any, headed: Mask, head_bytes: int) -> Any:
-    """Return lines without their first field where `headed` marks it; it has `head_bytes` with its comma.
+    """Return the lines, where those that `headed` marks lack their first field, `head_bytes` long with its comma.
 
-    `content` is an Arrow binary array. Parsing the unused field of a UUID would take a sixth of the time.
+    `content` is an Arrow binary array. Parsing the unused field of the UUID would take a sixth of the time.
     """
     ends = borders_of(content)
     parts = np.empty(3 * len(content) + 1, dtype=np.int32)  # Of each line: its brace, the omitted part, the rest.
@@ -183,7 +183,7 @@ def unlike_objects(content: Any) -> Mask:
 
 
 def _have_words(characters: Bytes) -> bool:
-    """Return True if a word occurs anywhere. Pairs of letters are compared together, at even places and at odd ones."""
+    """Return True if a word occurs anywhere. Compares pairs of letters, at even and then at odd positions."""
     for first, shifted in enumerate((characters, characters[1:].copy())):
         pairs = shifted[: len(shifted) & ~1].view("<u2")
         for word in _WORDS:
@@ -195,7 +195,7 @@ def _have_words(characters: Bytes) -> bool:
 
 
 def _words(text: bytes) -> Iterator[int]:
-    """Yield the places of words that are where a number may be."""
+    """Yield the positions of words where a number is possible."""
     for word in _WORDS:
         at = text.find(word)
         while at >= 0:

@@ -5,8 +5,8 @@ let workers read parts of one journal at the same time:
 
 1.  Each worker **scans** the rows of its range: one contiguous part of a journal, in offset order. The effect of a
     producer's rows depends on earlier ranges, which the worker does not know. But it can compress the rows to
-    *segments*, in order: a run of CONTINUE_TXN or of OUTSIDE_TXN rows with growing clocks, or one ACK_TXN. Within a run
-    a row whose clock does not exceed the run's largest is a duplicate in any case, and is dropped.
+    *segments*, in order: a run of CONTINUE_TXN or of OUTSIDE_TXN rows with increasing clocks, or one ACK_TXN. A row
+    whose clock does not exceed the largest earlier clock of its run is always a duplicate, and is dropped.
 2.  The driver **resolves** the segments of all ranges in order, starting from the checkpoint's producer states. Each
     segment gets a window of clocks, and each producer its next state.
 3.  The workers apply the windows: a row is committed when its clock lies within its segment's window.
@@ -14,8 +14,8 @@ let workers read parts of one journal at the same time:
 A range may be scanned in batches of any size (`RangeScanner`), and scanning again yields the same segment numbers.
 
 **Replay.** Messages that were pending at the checkpoint are below its `read_through`. They are needed only when an
-acknowledgement commits them: `SequencingResult.replay` then names their producers. Scan the journal from the least of
-their `begin` offsets up to `read_through`, filtered by `replay_mask`. Put those ranges before the others, and resolve
+acknowledgement commits them: `SequencingResult.replay` then has their producers. Scan the journal from the smallest of
+their `begin` offsets up to `read_through`, filtered by `replay_mask`. Prepend those ranges to the others, and resolve
 again.
 
 A producer is a `uint64` here: the six bytes of its id as a big-endian number.
@@ -55,7 +55,7 @@ class RowSegment(NamedTuple):
     flags: Flags
     first_clock: int
     last_clock: int
-    """The largest clock: the last row's that was not dropped."""
+    """The largest clock: the clock of the last row that was not dropped."""
     first_offset: int
     """The journal offset of the first row."""
 
@@ -68,7 +68,7 @@ class RangeScan(NamedTuple):
 
 
 class CommittedWindows(NamedTuple):
-    """The windows of one range: of segment i, the rows with a clock in (lo[i], hi[i]] are committed."""
+    """The windows of one range: the rows of segment i with a clock in (lo[i], hi[i]] are committed."""
 
     lo: tuple[int, ...]
     hi: tuple[int, ...]
@@ -171,8 +171,7 @@ class RangeScanner:
         kept, largest = _keep_growing(clocks, starts, run_of_row, first_row)
 
         # Number runs by their first offset, so that numbers do not depend on batches. Join runs that continue from
-        # earlier
-        # batches.
+        # earlier batches.
         continued, floor = self._continued(new_producer, first_row, producers, known, clocks, largest, offsets)
         number = np.empty(len(first_row), dtype=np.int32)
         number[continued >= 0] = continued[continued >= 0]
@@ -336,7 +335,7 @@ def replay_mask(
 ) -> Mask:
     """Return the mask of rows to scan: those from `read_through` on, and earlier ones that were pending in `replay`.
 
-    Leave the other rows out before scanning.
+    Remove the other rows before scanning.
     """
     counts: Mask = offsets >= read_through
     if not counts.all():
@@ -347,7 +346,7 @@ def replay_mask(
 
 
 def _keep_growing(clocks: UInt64s, starts: Mask, run_of_row: Int64s, first_row: Int64s) -> tuple[Mask, UInt64s]:
-    """Return the mask of rows whose clock exceeds all earlier ones of their run, and each run's largest clock."""
+    """Return the mask of rows whose clock exceeds all earlier clocks of their run, and each run's largest clock."""
     kept = np.ones(len(clocks), dtype=np.bool_)
     falls = np.flatnonzero(~starts[1:] & (clocks[1:] <= clocks[:-1])) + 1
     if not len(falls):

@@ -1,8 +1,8 @@
 """Rows of Arrow tables as JSON messages with UUIDs, by whole columns.
 
-A field that is null is left out, and null elements of lists and maps are kept. Binary values are base64, times with a
-zone are in UTC, and non-numbers (`NaN`) are texts. Types without a JSON form are refused before
-anything is written. Needs pyarrow (the `consumers` extra).
+Null fields are omitted, and null elements of lists and maps are kept. Binary values are base64, times with a zone are
+in UTC, and NaN and infinities are strings. Types without a JSON form are rejected before anything is written. Needs
+pyarrow (the `consumers` extra).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from coranto.messages.framing import JsonLines
 from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId
 
 BATCH_ROWS: Final = 1 << 15
-"""The rows that are encoded together: their texts fit into the processor's cache."""
+"""The number of rows that are encoded together: their texts fit into the CPU cache."""
 BATCH_BYTES: Final = 1 << 25
-"""About the most bytes of Arrow that are encoded together, unless one row has more: an array of lines holds 2 GiB."""
+"""The approximate maximum of Arrow bytes encoded together, unless one row has more: an array holds 2 GiB of lines."""
 _WHOLE_DOUBLE: Final = 10**10 - 1
 _WHOLE_FLOAT: Final = 1 << 24
-"""Up to these, floats that are whole have the digits of the integer, without an exponent."""
+"""Up to these limits, whole floats are formatted with the digits of the integer, without an exponent."""
 _SPECIAL: Final = r'["\\\x00-\x1f]'
 
 
 def table_of(data: Any) -> pa.Table:
-    """Return an Arrow table of a table, a record batch, a DataFrame of pandas or Polars, or another Arrow stream.
+    """Return the Arrow table of a table, a record batch, a DataFrame of pandas or Polars, or another Arrow stream.
 
-    The index of a DataFrame of pandas is left out. Raises InvalidInput for anything else, and for columns that JSON has
-    no form for.
+    The index of a pandas DataFrame is dropped. Raises InvalidInput for other types, and for columns without a JSON
+    form.
     """
     if type(data).__module__.partition(".")[0] == "pandas":
         table = pa.Table.from_pandas(data, preserve_index=False)
@@ -49,7 +49,7 @@ def table_of(data: Any) -> pa.Table:
     elif isinstance(data, pa.RecordBatch):
         table = pa.Table.from_batches([data])
     else:
-        raise InvalidInput(f"a table must be one of Arrow, or a DataFrame, not {type(data).__name__}", field="table")
+        raise InvalidInput(f"a table must be an Arrow table or a DataFrame, not {type(data).__name__}", field="table")
     names = table.schema.names
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidInput(f"the table has two columns {repeated[0]!r}; rename one", field="table")
@@ -72,7 +72,7 @@ def stamped_rows(
     """Return an Arrow binary array with the line of each row.
 
     Their clocks are `first_clock` and the following ones, CLOCK_TICK apart. The columns come from `table_of`.
-    Raises InvalidInput if lines have no place for UUIDs, a column has their name, or all lines together are larger than
+    Raises InvalidInput if lines have no place for UUIDs, a column has that name, or all lines together are larger than
     an Arrow array may be (2 GiB).
     """
     return stamped_columns(batch.schema.names, batch.columns, batch.num_rows, framing, producer, first_clock, flags)
@@ -112,7 +112,7 @@ def stamped_columns(
 def line_pieces(lines: Any, max_bytes: int) -> Iterator[bytes]:
     """Yield the bytes of an Arrow binary array of lines, in pieces of whole lines with at most `max_bytes`.
 
-    A longer line comes alone.
+    A longer line is a piece of its own.
     """
     ends, data = borders_of(lines), data_of(lines)
     row = 0
@@ -130,7 +130,7 @@ def _named(name: bytes, column: Any) -> list[Any]:
 
 
 def _value(column: Any) -> list[Any]:
-    """Return the pieces of values; null for those that are."""
+    """Return the pieces of values; null for null values."""
     kind, types = column.type, pa.types
     if types.is_dictionary(kind):
         return _value(column.cast(kind.value_type))
@@ -195,7 +195,7 @@ def _within(column: Any, values: Any) -> Any:
 
 
 def _fractions(column: Any) -> list[Any]:
-    """Return the pieces of floats: fractions always, and texts for those that are no numbers."""
+    """Return the pieces of floats: always with a fraction; NaN and infinities as strings."""
     if (numbers := _whole(column)) is not None:
         return [numbers.cast(pa.string()).cast(pa.binary()), b".0"]
     texts = column.cast(pa.string())
@@ -213,7 +213,7 @@ def _fractions(column: Any) -> list[Any]:
 
 
 def _whole(column: Any) -> Any:
-    """Return floats as integers if all are whole, and the same digits stand for both. Otherwise None."""
+    """Return floats as integers if all are whole and formatted with the integers' digits; otherwise None."""
     most = _WHOLE_DOUBLE if pa.types.is_float64(column.type) else _WHOLE_FLOAT
     try:
         numbers = column.cast(pa.int64())
@@ -244,7 +244,7 @@ def _has_special(column: Any) -> bool:
 
 
 def _joined(pieces: Sequence[Any]) -> Any:
-    """Return pieces joined row by row, with at least one column among them; null where a piece is null."""
+    """Concatenate pieces row by row; null where a piece is null. At least one piece must be a column."""
     merged: list[Any] = []
     for piece in pieces:
         if isinstance(piece, bytes) and merged and isinstance(merged[-1], bytes):

@@ -21,11 +21,11 @@ from coranto.messages.uuids import ZERO_UUID, UuidParts
 
 UUID_CHARACTERS: Final = 36
 
-_BLOCK: Final = 1 << 12  # Rows that are parsed together: their words fit in the processor's cache.
+_BLOCK: Final = 1 << 12  # Rows that are parsed together: their words fit in the CPU cache.
 _WORDS: Final = 5
-"""The words of eight bytes that hold a UUID's text, the quote behind it, and three more characters."""
+"""The number of eight-byte words that hold a UUID's text, the quote after it, and three more characters."""
 _ALONE: Final = np.uint64(int.from_bytes(b'"},"', "little"))
-"""The characters behind a UUID that is alone in its object, if another field follows."""
+"""The characters after a UUID that is the only field of its object, if another field follows the object."""
 
 _U8, _U24, _U32, _U48 = (np.uint64(bits) for bits in (8, 24, 32, 48))
 _U8_MASK: Final = np.uint64(0xFF)
@@ -36,7 +36,7 @@ _DASHES: Final = tuple(
     (np.uint64(int.from_bytes(text.replace(b"-", b"\xff"), "little")), np.uint64(int.from_bytes(text, "little")))
     for text in (b"-\0\0\0\0-\0\0", b"\0\0-\0\0\0\0-")
 )
-"""The mask of the dashes in the second and the third word of a UUID's text, and the dashes there."""
+"""For the second and the third word of a UUID's text, the mask of its dashes and the masked value."""
 
 
 class UuidColumns(NamedTuple):
@@ -57,20 +57,20 @@ class LineColumns(NamedTuple):
     """The complete lines of a piece of content. Line i is `content[starts[i]:ends[i]]`, without its newline."""
 
     content: bytes
-    """The given content or, where lines were divided (torn_lines.py), a copy with a newline behind each piece."""
+    """The given content or, if lines were divided (torn_lines.py), a copy with a newline after each piece."""
     starts: Int64s
     ends: Int64s
     uuids: UuidColumns
     consumed: int
-    """The length of these lines in the given content. What lies behind it is the beginning of a line."""
+    """The length of these lines in the given content. The rest of the content is an incomplete line."""
     unreadable: tuple[int, ...] = ()
-    """The lines whose UUID cannot be read, for a tolerant framing. Their parts are zero."""
+    """The lines whose UUID cannot be read, for a tolerant framing. The parts of their UUIDs are zero."""
     headed: Mask | None = None
-    """The lines that begin as `JsonLines` writes them, with an object of the UUID alone (`JsonLines.head_bytes`), and
-    have other fields. None if UUIDs are not within such an object."""
+    """The lines that begin as `JsonLines` writes them, with an object that holds only the UUID
+    (`JsonLines.head_bytes`), and have other fields. None if UUIDs are not in such an object."""
 
     added: Int64s | None = None
-    """The number of newlines before each line that the given content does not have. None if there is none."""
+    """For each line, the number of newlines added to the given content before it. None if none were added."""
 
     def offsets(self, begin_offset: int) -> Int64s:
         """Return the journal offsets of the lines' beginnings, for content from `begin_offset` on."""
@@ -78,13 +78,13 @@ class LineColumns(NamedTuple):
         return starts if self.added is None else starts - self.added
 
     def end_offsets(self, begin_offset: int) -> Int64s:
-        """Return the journal offsets of the lines' ends, with the newlines that the given content has."""
+        """Return the journal offsets of the lines' ends, including the newlines of the given content."""
         if self.added is None:
             return self.ends + (begin_offset + 1)
         return np.append(self.offsets(begin_offset)[1:], begin_offset + self.consumed)
 
     def borders(self) -> Int32s:
-        """Return where the lines begin in `content`, and where the last one ends with its newline."""
+        """Return the beginnings of the lines in `content`, and the end of the last line with its newline."""
         end = self.ends[-1:] + 1 if len(self.ends) else [0]
         return np.concatenate([self.starts, end]).astype(np.int32)
 
@@ -110,7 +110,7 @@ def read_json_lines(framing: JsonLines, journal: str, content: bytes, begin_offs
         return LineColumns(content, starts, ends, columns, int(ends[-1]) + 1 if count else 0)
     usual: Mask = np.zeros(count, dtype=np.bool_)
     headed: Mask = np.zeros(count, dtype=np.bool_)
-    # A line may be shorter than the inspected bytes, as long as the content continues behind it.
+    # A line may be shorter than the inspected bytes, as long as the content continues after it.
     fitting = np.flatnonzero((ends - starts >= head) & (starts <= len(content) - len(prefix) - 8 * _WORDS))
     if len(fitting):
         prefixes = np.ndarray((len(content) - len(prefix) + 1,), f"S{len(prefix)}", content, strides=(1,))
@@ -175,14 +175,14 @@ def _read_piece(framing: JsonLines, journal: str, line: bytes, piece: LinePiece,
 
 
 def _rows_with_two(text: bytes, content: bytes, starts: Int64s, consumed: int) -> Int64s:
-    """Return the lines that have the text more than once."""
+    """Return the lines that contain the text more than once."""
     places = np.fromiter((each.start() for each in re.finditer(re.escape(text), content[:consumed])), np.int64)
     rows, counts = np.unique(np.searchsorted(starts, places, side="right") - 1, return_counts=True)
     return rows[counts > 1]
 
 
 def _with_pieces(lines: LineColumns, divided: Mapping[int, Sequence[_ReadPiece]]) -> LineColumns:
-    """Return lines with the pieces of divided ones in their places."""
+    """Return the lines, with the divided lines replaced by their pieces."""
     counts = np.ones(len(lines.starts), dtype=np.int64)
     counts[list(divided)] = [len(pieces) for pieces in divided.values()]
     source = np.repeat(np.arange(len(counts)), counts)
@@ -190,7 +190,7 @@ def _with_pieces(lines: LineColumns, divided: Mapping[int, Sequence[_ReadPiece]]
     starts, ends = lines.starts[source], lines.ends[source]
     uuids = UuidColumns(lines.uuids.producers[source], lines.uuids.clocks[source], lines.uuids.flags[source])
     headed = None if lines.headed is None else lines.headed[source]
-    behind = np.zeros(len(source), dtype=np.int64)  # The newlines that are added behind a line.
+    behind = np.zeros(len(source), dtype=np.int64)  # The newlines that are added after a line.
     unreadable = firsts[list(lines.unreadable)].tolist()
     parts: list[bytes] = []
     copied = 0
@@ -215,9 +215,9 @@ def _with_pieces(lines: LineColumns, divided: Mapping[int, Sequence[_ReadPiece]]
 
 
 def _parse(texts: NDArray[np.uint64]) -> tuple[UuidColumns, Mask]:
-    """Return the parts of UUID texts in lower case, and the mask of valid ones with a quote behind them.
+    """Return the parts of UUID texts in lower case, and the mask of valid texts with a quote after them.
 
-    A text is the words of a row, whose first characters are their lowest bytes. The parts of invalid ones mean nothing.
+    Each row holds a text as little-endian words. The parts of invalid texts are undefined.
     """
     first, second, third, fourth, last = texts.T
     (second_mask, second_dashes), (third_mask, third_dashes) = _DASHES
@@ -244,7 +244,7 @@ def _parse(texts: NDArray[np.uint64]) -> tuple[UuidColumns, Mask]:
 
 
 def _numbers(digits: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], Mask]:
-    """Return the numbers that words of eight hexadecimal digits in lower case say, and the mask of such words."""
+    """Decode words of eight hexadecimal digits in lower case: return the numbers, and the mask of valid words."""
     letters = (digits >> np.uint64(6)) & _ONES  # 1 in the bytes of letters, 0 in the bytes of digits.
     low = digits & _NIBBLES
     values = low + letters * np.uint64(9)

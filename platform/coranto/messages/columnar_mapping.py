@@ -39,7 +39,7 @@ def fnv1a32_column(values: Any) -> NDArray[np.uint32]:
     begins, lengths = ends[:-1], np.diff(ends)
     hashed = np.full(len(values), _BASIS, dtype=np.uint32)
     order = np.argsort(-lengths, kind="stable")
-    # The longest come first, so that those with another character are always the first ones.
+    # Longest first, so that the values with a character at position `at` are always the first rows.
     begins, lengths, found = begins[order], lengths[order], hashed[order]
     for at in range(int(lengths[0]) if len(lengths) else 0):
         rows = int(np.searchsorted(-lengths, -at, side="left"))

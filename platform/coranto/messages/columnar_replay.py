@@ -27,10 +27,10 @@ class ReplayedRows:
         self._state = state
         self._acknowledgement = RowSegment(producer, Flags.ACK_TXN, clock, clock, wanted.end)
         self._passed = state.last_ack
-        """The largest clock of the transaction's rows so far: rows with smaller ones are duplicates."""
+        """The largest clock of the transaction's rows so far: rows with smaller clocks are duplicates."""
 
     def committed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the committed ones of the next rows of the range, in order. Raises InvalidInput for other rows."""
+        """Return the committed rows among the next rows of the range. Raises InvalidInput for rows outside of it."""
         columns = columns_of_replay(batch, self._wanted)
         pending = {self._producer: self._state}
         mask = replay_mask(columns.producers, columns.clocks, columns.offsets, pending, self._wanted.end)

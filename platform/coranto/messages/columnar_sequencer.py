@@ -5,8 +5,8 @@
 number of rows. When an acknowledgement commits messages that are no longer held, the journal is read again.
 `sequence_ranges` does the same for several ranges together. Both are built on `columnar.py`.
 
-A caller that must be able to leave rows for later, or to read them again piece by piece, takes them in steps: `prepare`
-decides about rows, and the step's `apply` takes them. `columnar_replay.ReplayedRows` has the rows of a replay.
+A caller that may defer rows, or replays them piece by piece, works in steps: `prepare` decides about rows, and `apply`
+of the returned step accepts them. `columnar_replay.ReplayedRows` selects the rows of a replay.
 
 Batches have the columns of `batches.POSITION`. Other columns are passed on. Needs pyarrow (the `consumers` extra).
 """
@@ -48,14 +48,14 @@ __all__ = ["ColumnarSequencer", "Replay", "SequencingStep", "sequence_ranges"]
 
 DEFAULT_RING_ROWS: Final = 1 << 20
 DEFAULT_RING_BYTES: Final = 256 << 20
-"""The limit of held rows in bytes. A limit on their number is not enough: writers choose the size of messages."""
+"""The maximum size of the held rows in bytes. A limit on their number is not enough, because sizes vary."""
 
 
 class ColumnarSequencer:
     """Decides which rows of batches are committed, for any number of journals.
 
-    `replay` is called when rows are needed that later ones have displaced, or that were pending in `sources`. Its
-    batches need the same columns as the batches fed. Up to `ring_rows` rows with up to `ring_bytes` are held.
+    `replay` is called when rows are needed that are no longer held, or that were pending in `sources`. Its batches need
+    the same columns as the batches fed. Up to `ring_rows` rows with up to `ring_bytes` are held.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class ColumnarSequencer:
         ring_rows: int = DEFAULT_RING_ROWS,
         ring_bytes: int = DEFAULT_RING_BYTES,
     ) -> None:
-        """`replay` may be left out if rows are only taken in steps, by `prepare`."""
+        """Create a sequencer. `replay` may be omitted if only `prepare` is used, and not `feed`."""
         if ring_rows < 0:
-            raise InvalidInput(f"{ring_rows} rows cannot be held; give 1 or more")
+            raise InvalidInput(f"{ring_rows} rows cannot be held; give 0 or more")
         self._replay = replay
         self._ring_rows = ring_rows
         self._ring_bytes = ring_bytes
@@ -81,7 +81,7 @@ class ColumnarSequencer:
         return sum(piece.batch.num_rows for _, piece in self._held)
 
     def read_through(self, journal: str) -> int:
-        """Return the end of the rows that were fed, with committed rows returned."""
+        """Return the end offset of the rows that were fed and, if committed, returned."""
         known = self._journals.get(journal)
         return known.read_through if known is not None else 0
 
@@ -92,7 +92,7 @@ class ColumnarSequencer:
         order of publication. Acknowledgements are left out. All rows that one acknowledgement commits
         are returned together.
 
-        Raises InvalidInput for rows below `read_through`, and the errors of `replay`. Nothing changes then.
+        Raises InvalidInput for rows below `read_through`, and the errors of `replay`. The state is then unchanged.
         """
         names = batch.column(batch.schema.get_field_index("journal"))
         if isinstance(names, pa.DictionaryArray):
@@ -112,20 +112,20 @@ class ColumnarSequencer:
         return committed[0] if len(committed) == 1 else pa.concat_batches(committed)
 
     def prepare(self, journal: str, batch: pa.RecordBatch) -> SequencingStep:
-        """Decide about the next rows of a journal, at least one, and take them once the step is applied.
+        """Decide about the next rows of a journal (at least one). Applying the returned step accepts them.
 
-        Nothing is replayed: if the step's `replay` is not None, the rows that it commits are not among `committed`. Any
-        other step that was prepared before one is applied counts no more. Raises InvalidInput for rows below
+        Nothing is replayed: if the step's `replay` is not None, the committed rows of that range are not among
+        `committed`. Applying a step invalidates all other prepared steps. Raises InvalidInput for rows below
         `read_through`.
         """
         step = self._step(journal, batch, None)
         return SequencingStep(step, lambda: self._take(step))
 
     def delivered(self, journal: str, producer: ProducerId, clock: int, end: int) -> None:
-        """Record that a step's rows of `producer` were used up to a clock, whose row ends at the offset `end`.
+        """Record that the rows of `producer` were delivered up to `clock`, whose row ends at the offset `end`.
 
-        For a step of exactly one acknowledgement, before it is applied. A checkpoint then covers these rows, and
-        a reader that continues from it meets the acknowledgement and gets the others.
+        Call this before a step of exactly one acknowledgement is applied. A checkpoint then covers these rows, and a
+        reader that continues from it reads the acknowledgement again and gets the remaining rows.
         """
         states = self._journals[journal].states
         states[producer] = ProducerState(clock, end, states[producer].seen_through)
@@ -145,7 +145,7 @@ class ColumnarSequencer:
     def checkpoint(self, pruning: Pruning | None = None) -> dict[str, Source]:
         """Return the state to restore from, for each journal. A `Sequencer` can continue from it too.
 
-        Forgets producers as `pruning` says; without it, none.
+        Forgets producers according to `pruning`, if given.
         """
         sources = {}
         for journal in self._journals.values():
@@ -160,7 +160,7 @@ class ColumnarSequencer:
         """Drop rows that are decided, and the oldest rows beyond the limit."""
         rows = size = 0
         kept: deque[tuple[JournalState, Piece]] = deque()
-        for journal, piece in reversed(self._held):  # The newest first, so that the oldest do not fit.
+        for journal, piece in reversed(self._held):  # Newest first, so that the oldest exceed the limits.
             piece.alive = [part for part in piece.alive if piece.segments[part].producer in journal.in_hand]
             if not piece.alive:
                 continue
@@ -216,7 +216,7 @@ class SequencingStep:
         self._take = take
         needed = step.needed
         self.replay = None if not needed else range_of(step.journal, needed)
-        """The part of the journal with rows that these commit, and that are not held. None: all of them are held."""
+        """The part of the journal to replay, since these rows commit earlier rows that are not held; or None."""
 
     @property
     def resets(self) -> int:
@@ -225,23 +225,23 @@ class SequencingStep:
 
     @property
     def states(self) -> Mapping[ProducerId, ProducerState]:
-        """The producer states once it is applied."""
+        """The producer states after the step."""
         return self._step.resolution.states
 
     @property
     def entry(self) -> Mapping[ProducerId, ProducerState]:
-        """The producer states before it is applied."""
+        """The producer states before the step."""
         return self._step.journal.states
 
     @property
     def begun(self) -> list[ProducerId]:
-        """The producers whose pending transactions begin within these rows."""
+        """The producers whose pending transactions begin in these rows."""
         last = len(self._step.pieces) - 1
         return [producer for producer, parts in self._step.resolution.pending.items() if parts[0].range == last]
 
     @property
     def advances(self) -> bool:
-        """True if more of a producer is decided than before: by an acknowledgement, if no rows are committed."""
+        """True if `last_ack` of a producer increases. Without committed rows, an acknowledgement increased it."""
         firsts: dict[ProducerId, int] = {}
         for segment in self._step.new.segments:
             firsts.setdefault(segment.producer, segment.first_clock)
@@ -252,9 +252,9 @@ class SequencingStep:
         return False
 
     def place_to_cut(self, most: int) -> int:
-        """Return the number of rows to sequence first if these commit too much, at least 1 and not all of them.
+        """Return the number of rows to sequence first if these rows commit too much: at least 1, but not all rows.
 
-        An acknowledgement that needs a replay, or that commits more than `most` rows, in the end comes alone.
+        Repeated cuts isolate an acknowledgement that needs a replay or commits more than `most` rows.
         """
         new, needed = self._step.new, self._step.needed
         if needed:
@@ -274,11 +274,11 @@ class SequencingStep:
         return self._step.committed()
 
     def apply(self) -> None:
-        """Take the rows. Other prepared steps of the same sequencer must not be applied any more."""
+        """Accept the rows. This invalidates other prepared steps of the same sequencer."""
         self._take()
 
     def settled_end(self) -> int | None:
-        """Return the end of the last row that is not pending afterwards. None if all of them are pending."""
+        """Return the end offset of the last row that is not pending after the step, or None if all rows are."""
         new, offsets = self._step.new, self._step.pending_offsets()
         settled = np.flatnonzero(~np.isin(new.offsets, offsets))
         return int(new.batch.column("end")[int(settled[-1])].as_py()) if len(settled) else None

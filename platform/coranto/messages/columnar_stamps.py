@@ -1,6 +1,6 @@
 """Stamping of whole columns of messages with UUIDs: from texts of JSON objects to the lines of a journal.
 
-The lines are those that `json_text.JsonTexts` writes, one by one, with the clocks of a `ProducerClock`.
+The lines are the same as those that `json_text.JsonTexts` writes one by one, with the clocks of a `ProducerClock`.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def _behind_brace(content: Any) -> Any:
 def uuid_texts(producer: ProducerId, clocks: UInt64s, flags: Flags, *, before: bytes = b"", behind: bytes = b"") -> Any:
     """Return an Arrow binary array with the texts of the UUIDs of one producer's messages (see `uuids`).
 
-    Each has the bytes `before` and `behind` around it.
+    Each text is between the bytes `before` and `behind`.
     """
-    words: UInt64s = clocks >> np.uint64(4) << np.uint64(32)  # The low bits of the time come first.
+    words: UInt64s = clocks >> np.uint64(4) << np.uint64(32)  # The low bits of the timestamp come first.
     words |= clocks >> np.uint64(20) & np.uint64(0xFFFF0000)
     words |= clocks >> np.uint64(52) | np.uint64(0x1000)
     sequence = (clocks & np.uint64(0xF)) << np.uint64(10) | np.uint64(flags | 0x8000)
@@ -87,5 +87,5 @@ def uuid_texts(producer: ProducerId, clocks: UInt64s, flags: Flags, *, before: b
 
 
 def _digits(numbers: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return a row of hexadecimal digits for each number, whose bytes are in the order of the digits."""
+    """Return a row of hexadecimal digits for each number. The numbers are big-endian."""
     return _HEX[numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize)].view(np.uint8)

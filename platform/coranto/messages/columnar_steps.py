@@ -1,4 +1,4 @@
-"""The decision about further rows of one journal, and the rows held for later: for `columnar_sequencer.py`.
+"""Decisions about the next rows of one journal, and the rows held in memory, for `columnar_sequencer.py`.
 
 Rows of a journal come in pieces: batches with the segments of their rows (`columnar.py`). A `RowDecision` resolves the
 segments of new rows together with the held pieces' segments, and changes nothing until it is applied.
@@ -63,14 +63,14 @@ class Piece:
     row_segment: Int32s
     segments: list[RowSegment]
     alive: list[int]
-    """The indices of the segments that still count, in order."""
+    """The indices of the segments that are still needed, in order."""
 
     def row_at(self, offset: int) -> int:
         """Return the row that begins at an offset."""
         return int(np.searchsorted(self.offsets, offset))
 
     def part(self, index: int) -> int:
-        """Return the index of the segment at place `index` among those that count."""
+        """Return the index in `segments` of the needed segment number `index`."""
         return self.alive[index]
 
 
@@ -88,7 +88,7 @@ class JournalState:
 
 
 class RowDecision:
-    """The outcome of the next rows of one journal. `apply` puts it into effect."""
+    """The decision about the next rows of one journal. It takes effect with `apply`."""
 
     def __init__(
         self, journal: JournalState, batch: pa.RecordBatch, held: Sequence[Piece], replay: Replay | None
@@ -108,7 +108,7 @@ class RowDecision:
         through = int(batch.column("end")[-1].as_py()) if batch.num_rows else journal.read_through
         resolution = resolve(map(live_segments, pieces), journal.states, replayed=journal.in_hand, through=through)
         self.needed: Mapping[ProducerId, ProducerState] = {}
-        """The states of producers whose rows are needed, and were not replayed."""
+        """The states of producers whose earlier rows are needed but were not replayed."""
         if resolution.replay and replay is None:
             self.needed = resolution.replay
         elif resolution.replay and replay is not None:
@@ -125,12 +125,12 @@ class RowDecision:
         return self.decided.batch(self.new.batch)
 
     def pending_offsets(self) -> Int64s:
-        """Return the offsets of the new rows that are pending afterwards."""
+        """Return the offsets of the new rows that are pending after the step."""
         parts = self._new_parts()
         return self.new.offsets[_pending_mask(self.new, parts)] if parts else np.empty(0, dtype=np.int64)
 
     def apply(self) -> Piece | None:
-        """Change the journal's state, and return the new pending rows, which are to be held."""
+        """Update the journal's state, and return the new pending rows to hold, if any."""
         journal, resolution = self.journal, self.resolution
         for reset in resolution.resets:
             _log.warning(
@@ -214,11 +214,11 @@ class ChosenRows:
 
     chosen: list[tuple[pa.RecordBatch, Mask]]
     when: Int64s
-    """For each of them its commit offset."""
+    """The commit offset of each row."""
     offsets: Int64s
 
     def batch(self, empty: pa.RecordBatch) -> pa.RecordBatch:
-        """Return them in order of commit; without any, no rows of `empty`."""
+        """Return the rows in order of commit, or an empty slice of `empty` if there are none."""
         if not self.chosen:
             return empty.slice(0, 0)
         batches = [_kept(batch, mask) for batch, mask in self.chosen]
@@ -271,7 +271,7 @@ def _pending_rows(piece: Piece, parts: Sequence[PendingPart], journal: JournalSt
 
 
 def _kept(batch: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
-    """Return the rows of a mask: without a copy if they are adjacent, and so many that they may keep all in memory."""
+    """Return the rows of a mask. More than half of the rows, if adjacent, are a slice, which keeps the whole batch."""
     rows = np.flatnonzero(mask)
     if 2 * len(rows) > len(mask) and rows[-1] - rows[0] + 1 == len(rows):
         return batch.slice(int(rows[0]), len(rows))

@@ -55,10 +55,10 @@ def _without_braces(content: Any) -> Mask:
 
 
 def _with_name(content: Any, reserved: str) -> Mask | None:
-    """Return the mask of the objects that have a name. None if texts are not one object on one line each.
+    """Return the mask of the objects that have the name `reserved`. None if a text is not one object on one line.
 
-    The texts begin with a brace and end with one, so none can be a part of an object that continues in the next line: a
-    text cannot continue behind a newline, nor anything else with a brace. So as many objects as lines are one in each.
+    The texts begin and end with braces. So no object spans two lines: a string cannot contain the newline, and `{`
+    cannot follow `}` elsewhere. As many objects as lines therefore means one object per line.
     """
     lines = joined(pc.binary_join_element_wise(content, _NEWLINE, _NOTHING))
     if int((lines == ord("\n")).sum()) != len(content):
@@ -74,6 +74,6 @@ def _with_name(content: Any, reserved: str) -> Mask | None:
 
 @functools.cache
 def _decoder(name: str) -> msgspec.json.Decoder[Any]:
-    """Return a decoder of objects that keeps only the field with a name, as its text."""
+    """Return a decoder of objects that keeps only the field `name`, as its text."""
     field = ("found", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET)
     return msgspec.json.Decoder(msgspec.defstruct("Object", [field], rename={"found": name}, gc=False))

@@ -1,15 +1,15 @@
 """CSV framing: one row (RFC 4180) per message, its UUID in one of the columns.
 
 Rows are UTF-8 and end with a newline. Fields that hold a comma, a quote or a line end are quoted. Every row of a
-journal has the same columns. A `RowType` converts the columns besides the UUID: `TextRows` leaves them as texts,
-`NamedRows` makes dicts of them, and `coranto.messages.models.ModelRows` makes pydantic models and dataclasses of them.
+journal has the same columns. A `RowType` converts the columns other than the UUID: `TextRows` keeps them as texts,
+`NamedRows` converts them to dicts, and `coranto.messages.models.ModelRows` to pydantic models and dataclasses.
 
-As in Spark's reader of CSV, a line that is empty or white space is not a row, and a byte order mark at the beginning of
-a row is left out: a journal consists of appends, files among them.
+As in Spark's CSV reader, a line that is empty or whitespace is not a row, and a byte order mark at the beginning of a
+row is ignored, because a journal may contain appended files.
 
-A malformed row is corrupt, and reading continues behind the next newline. An append that ended without a newline leaves
+A malformed row is corrupt, and reading continues after the next newline. An append that ended without a newline leaves
 a row that the next append continues. If UUIDs are in the first column, reading continues at the next whole row with a
-UUID in that line, and only what lies before is corrupt.
+UUID in that line, and only the part before that row is corrupt.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from coranto.messages.uuids import ZERO_UUID, UuidParts, parse_uuid_text
 M = TypeVar("M")
 
 DEFAULT_ROW_BYTES: Final = 16 << 20
-"""The longest row in bytes. A longer one is corrupt: most likely a quote was never closed, or there are no newlines."""
+"""The maximum length of a row in bytes. A longer row is corrupt: an unclosed quote, or content without newlines."""
 
-# Possessive and atomic throughout, so that no content makes them backtrack.
+# All quantifiers are possessive or atomic, so that no content causes backtracking.
 _FIELD: Final = rb'(?:"(?:[^"]++|"")*+"|[^",\r\n]*+)'
 _ROW: Final = re.compile(rb"(" + _FIELD + rb"(?:," + _FIELD + rb")*+)\r?\n")
 _OPEN_FIELD: Final = rb'(?:"(?:[^"]++|"")*+"?+|[^",\r\n]*+)'
@@ -38,15 +38,15 @@ _BEGIN_OF_ROW: Final = re.compile(_OPEN_FIELD + rb"(?:," + _OPEN_FIELD + rb")*+\
 _FIELDS: Final = re.compile(rb'(?:^|,)(?:"((?:[^"]++|"")*+)"|([^",]*+))')
 _UUID: Final = re.compile(rb'"?[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(?=["\r\n,])')
 _MAX_CANDIDATES: Final = 64
-"""The most UUIDs of a malformed row that may begin the next row: each takes a look at the whole line."""
+"""The maximum number of UUIDs in a malformed row to try as the next row: each try may scan the whole line."""
 _NEEDS_QUOTES: Final = re.compile(r'[",\r\n]|^[\0- \ufeff]')
-"""Matches fields that need quotes: also those at whose beginning a row would look blank or marked."""
+"""Matches fields that need quotes, including those that would make the beginning of a row look blank or marked."""
 _SPACE: Final = bytes(range(ord(" ") + 1))
 """The characters that Spark trims."""
 
 
 class RowType(Protocol[M]):
-    """Converts messages to the columns of a row and back, without the column of the UUID."""
+    """Converts messages to the columns of a row and back, except for the UUID column."""
 
     @property
     def width(self) -> int:
@@ -148,7 +148,7 @@ class CsvRows(Generic[M]):
         return self.rows.from_row(row)
 
     def uuid_of(self, row: bytes) -> UuidParts:
-        """Return the parts of a row's UUID; all zero when it has none. Raises InvalidInput."""
+        """Return the parts of a row's UUID; all zero for a row without a UUID. Raises InvalidInput."""
         column = self.uuid_column
         if column is None:
             return ZERO_UUID
@@ -169,7 +169,7 @@ class CsvDecoder(Generic[M]):
         self._journal = journal
         self._offset = offset
         self._content = b""  # From `_offset` on.
-        self._endless = False  # The row that has not ended is corrupt: the rest of its line is skipped.
+        self._endless = False  # The incomplete row is too long: the rest of its line is skipped.
 
     @property
     def offset(self) -> int:
@@ -198,7 +198,7 @@ class CsvDecoder(Generic[M]):
             )
 
     def _behind_endless(self, content: bytes) -> bytes:
-        """Return the content behind the skipped line; empty while that line continues."""
+        """Return the content after the skipped line; empty while that line continues."""
         newline = content.find(b"\n") + 1
         rest = content[newline:] if newline else b""
         self._offset += len(content) - len(rest)
@@ -251,9 +251,9 @@ class CsvDecoder(Generic[M]):
             self._content, self._offset = content[at:], base + at
 
     def _next_row(self, content: bytes, begin: int, newline: int) -> int | None:
-        """Return where a whole row with a UUID begins in a line behind a torn one; 0 if it is nowhere.
+        """Return the position of a whole row with a UUID after a torn row of the same line; 0 if there is none.
 
-        None: that is not known before the row has ended.
+        Returns None if more content is needed to decide.
         """
         framing = self._framing
         if framing.uuid_column != 0 or newline - begin > MAX_DIVIDED_BYTES:

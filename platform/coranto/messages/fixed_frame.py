@@ -1,13 +1,13 @@
-"""Fixed framing: binary payloads, each behind a magic word and its length.
+"""Fixed framing: binary payloads, each preceded by a magic word and its length.
 
 A frame is the bytes `66 33 93 36`, the payload's length as a little-endian unsigned 32-bit number, and the payload.
 If the magic word is missing where a frame should begin, or the length is too large, the reader reports the offset and
 continues at the next magic word. One newline at the very end of the content is tolerated.
 
-An append may end within a frame. Then the length of this *torn* frame reaches over the frames of later appends, up to
-somewhere within one of them. So a frame that contains frames is torn if the last of these reaches over its end, and no
-frame begins there; or if the last one ends where it does, and its payload is not a message. Reading continues at the
-first of them. A torn frame is recognized when content of its length has arrived.
+An append may end inside a frame. The length of this *torn* frame then covers frames of later appends and usually ends
+inside one of them. A frame that contains frames is therefore torn in two cases: the last inner frame extends past its
+end, and no frame begins at that end; or both end at the same offset, and the outer payload is not a message. Reading
+continues at the first inner frame. A torn frame is detected when content of its full length has arrived.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ M = TypeVar("M")
 MAGIC: Final = b"\x66\x33\x93\x36"
 
 DEFAULT_PAYLOAD_BYTES: Final = 256 << 20
-"""The longest payload in bytes. A larger length means a corrupt header: a reader must not collect 4 GiB for it."""
+"""The maximum length of a payload in bytes. A larger length is a corrupt header: a reader must not buffer 4 GiB."""
 
 _HEADER: Final = struct.Struct("<4sI")
 
@@ -37,7 +37,7 @@ def encode_frame(payload: bytes) -> bytes:
 
 
 def frame_end(content: bytes, begin: int) -> int:
-    """Return the end of the frame that begins at a position of some content; -1 if no whole frame begins there."""
+    """Return the end of the frame that begins at `begin`; -1 if no whole frame begins there."""
     if begin + _HEADER.size > len(content):
         return -1
     magic, length = _HEADER.unpack_from(content, begin)
@@ -46,13 +46,13 @@ def frame_end(content: bytes, begin: int) -> int:
 
 
 class PayloadCodec(Protocol[M]):
-    """Encodes a message and its UUID as a payload, and decodes them; `payloads.py` has ready codecs.
+    """Encodes a message and its UUID as a payload, and decodes them; `payloads.py` provides codecs.
 
     A codec that keeps no UUIDs opts its messages out of exactly-once processing: they are delivered at least once.
     """
 
     def encode(self, message: M | None, uuid: UUID) -> bytes:
-        """Return the payload of `message` with `uuid`. None stands for a message that holds only the UUID."""
+        """Return the payload of `message` with `uuid`. None means a message that holds only the UUID."""
         ...
 
     def decode(self, payload: bytes) -> M:
@@ -60,7 +60,7 @@ class PayloadCodec(Protocol[M]):
         ...
 
     def uuid_parts(self, payload: bytes) -> UuidParts | None:
-        """Return the parts of the payload's UUID, or None when it has none. Raises InvalidInput."""
+        """Return the parts of the payload's UUID, or None if it has no UUID. Raises InvalidInput."""
         ...
 
 
@@ -89,14 +89,14 @@ class FixedFrame(Generic[M]):
 
     def acknowledgement(self, uuid: str | UUID) -> bytes:
         payload = self._codec.encode(None, _as_uuid(uuid))
-        # If the type keeps no UUIDs, its readers would take this for a message.
+        # Readers would treat an acknowledgement without a UUID as a message.
         return encode_frame(payload) if self.uuid_of(payload).clock else b""
 
     def unmarshal(self, content: bytes) -> M:
         return self._codec.decode(content)
 
     def uuid_of(self, payload: bytes) -> UuidParts:
-        """Return the parts of a payload's UUID; all zero when it has none. Raises InvalidInput."""
+        """Return the parts of a payload's UUID; all zero for a payload without a UUID. Raises InvalidInput."""
         return self._codec.uuid_parts(payload) or ZERO_UUID
 
     def decoder(self, journal: str, offset: int) -> FixedFrameDecoder[M]:
@@ -164,9 +164,9 @@ class FixedFrameDecoder(Generic[M]):
             yield Envelope(self._journal, begin, end, producer, clock, flags, payload, self._framing)
 
     def _frame_within(self, size: int) -> int | None:
-        """Return where the next frame begins if the first one, of `size` bytes, is torn; 0 if it is whole.
+        """Return the position of the next frame if the first frame, of `size` bytes, is torn; 0 if it is whole.
 
-        None: that is not known before more content has come.
+        Returns None if more content is needed to decide.
         """
         buffer, at = self._buffer, _HEADER.size
         while (first := buffer.find(MAGIC, at, size)) >= 0:
@@ -196,14 +196,14 @@ class FixedFrameDecoder(Generic[M]):
         return True
 
     def _resynchronise(self) -> CorruptMessage:
-        """Drop content up to the next magic word, or up to bytes at the end that may begin one."""
+        """Drop content up to the next magic word, or up to trailing bytes that may begin a magic word."""
         begin = self._offset
         found = self._buffer.find(MAGIC, 1)
         if found < 0:
             found = len(self._buffer) - (len(MAGIC) - 1)
         del self._buffer[:found]
         self._offset += found
-        return CorruptMessage(self._journal, begin, f"no frame begins here; {found} bytes were passed over")
+        return CorruptMessage(self._journal, begin, f"no frame begins here; {found} bytes were skipped")
 
 
 def _as_uuid(value: str | UUID) -> UUID:

@@ -6,7 +6,7 @@ and do no I/O. They decode a payload only when `Envelope.message` is read, becau
 whether the message is committed.
 
 `JsonLines` writes one JSON object per line. `TypedLines` (models.py) converts such lines to pydantic models and similar
-types. `FixedFrame` (fixed_frame.py) writes binary payloads behind a small header. `CsvRows` (csv_rows.py) writes rows
+types. `FixedFrame` (fixed_frame.py) writes binary payloads after a small header. `CsvRows` (csv_rows.py) writes rows
 of CSV.
 """
 
@@ -31,11 +31,11 @@ JsonObject: TypeAlias = Mapping[str, Any]
 
 DEFAULT_UUID_POINTER: Final = "/_meta/uuid"
 DEFAULT_LINE_BYTES: Final = 256 << 20
-"""The longest line in bytes. A longer one is corrupt: a reader must not collect endless content without a newline."""
+"""The maximum length of a line in bytes. A longer line is corrupt: readers must not buffer endless content."""
 MARK: Final = codecs.BOM_UTF8
 """The byte order mark, which editors put at the beginning of a file."""
 SPACE: Final = b" \t\r\n"
-"""The white space of JSON."""
+"""The whitespace characters of JSON."""
 
 
 class Envelope(NamedTuple, Generic[M]):
@@ -66,7 +66,7 @@ class Envelope(NamedTuple, Generic[M]):
 
 
 class IncompleteTail(NamedTuple):
-    """An incomplete message at the end of content: it begins at `offset`, and `length` bytes of it are there."""
+    """An incomplete message at the end of content: its first `length` bytes, which begin at `offset`."""
 
     journal: str
     offset: int
@@ -94,9 +94,9 @@ class Decoder(Protocol[M]):
     def feed(self, content: bytes, offset: int | None = None) -> Iterator[Envelope[M]]:
         """Yield the messages that `content` completes. Exhaust the iterator before the next call.
 
-        `offset` is the offset of `content`, for readers that may jump over a gap. By default the content follows the
-        content fed before. Raises CorruptMessage after it has returned the messages before the corrupt one. The decoder
-        is then behind the corrupt message, and `feed(b"")` continues from there.
+        `offset` is the offset of `content`, for readers that may skip a gap. By default `content` follows the content
+        of the previous call. Raises CorruptMessage after yielding the messages before the corrupt one. The decoder's
+        position is then after the corrupt message, and `feed(b"")` continues there.
         """
         ...
 
@@ -118,7 +118,7 @@ class Framing(Protocol[M]):
         ...
 
     def acknowledgement(self, uuid: str | UUID) -> bytes:
-        """Return the bytes of a message that holds only a UUID; empty when messages cannot hold one."""
+        """Return the bytes of a message that holds only a UUID; empty if messages cannot hold a UUID."""
         ...
 
     def unmarshal(self, content: bytes) -> M:
@@ -139,7 +139,7 @@ def iter_messages(
 ) -> Iterator[Envelope[M]]:
     """Yield the envelopes of consecutive content from `begin_offset`, where a message must begin.
 
-    A message that is cut off by the end of the content is not returned, but reported to `on_tail`. Raises
+    An incomplete message at the end of the content is not yielded, but reported to `on_tail`. Raises
     CorruptMessage.
     """
     decoder = framing.decoder(journal, begin_offset)
@@ -159,21 +159,21 @@ class JsonLines:
     Marshalled messages begin with the UUID, so that readers find it without parsing the line. Readers accept it
     anywhere in the line. A line without a UUID is corrupt if `require_uuid` is set. Otherwise it is delivered at least
     once, as is a line with the zero UUID (see `uuids`). A line is corrupt when it is not JSON, when its UUID is
-    malformed, or when it has not ended after `max_line_bytes`. A `tolerant` framing takes lines whose UUID cannot be
-    read for lines without one, and readers of columns mark them. A line that continues behind a torn piece is divided
+    malformed, or when it is longer than `max_line_bytes`. A `tolerant` framing treats lines with an unreadable UUID as
+    lines without a UUID, and columnar readers mark them. A line that consists of a torn piece and a message is divided
     (torn_lines.py); the torn piece is corrupt.
 
-    As in Spark's reader of JSON, a line that is empty or white space is not a message, and a byte order mark at the
-    beginning of a line is left out.
+    As in Spark's JSON reader, a line that is empty or whitespace is not a message, and a byte order mark at the
+    beginning of a line is ignored.
 
     Without a pointer (None) messages have no place for a UUID. All of them are delivered at least once, and there are
-    no acknowledgements: readers take each message as committed, even if it was published in a transaction. No line is
+    no acknowledgements: readers treat each message as committed, even if it was published in a transaction. No line is
     divided.
     """
 
     content_type: Final = "application/x-ndjson"
     has_objects = True
-    """False: lines may hold any text, also none."""
+    """False if lines may hold any text, including empty text."""
 
     def __init__(
         self,
@@ -194,11 +194,11 @@ class JsonLines:
         self._open = "".join(f"{{{json.dumps(token)}:" for token in self.path) + '"' if self.path else ""
         self._close = '"' + "}" * (len(self.path) - 1) if self.path else ""
         self.uuid_prefix: bytes = self._open.encode()
-        """The bytes of a line before its UUID; empty when lines have none."""
+        """The bytes of a line before its UUID; empty when lines have no UUIDs."""
         self.uuid_field: bytes = self.uuid_prefix[1:]
-        """The bytes of a message before its UUID, wherever it is. A line that has them twice may be torn."""
+        """The bytes before a UUID anywhere in a message. A line that contains them twice may be torn."""
         self.head_bytes = len(self._open) - 1 + 36 + len(self._close) + 1 if self.path else 0
-        """The length of the first field of a marshalled line, with the comma behind it: the field with the UUID."""
+        """The length of a marshalled line's first field, which holds the UUID, with the comma after it."""
 
     def __repr__(self) -> str:
         return f"JsonLines({self.pointer!r}, require_uuid={self.require_uuid})"
@@ -240,13 +240,13 @@ class JsonLines:
         return JsonLinesDecoder(self, self, journal, offset)
 
     def uuid_of(self, line: bytes) -> UuidParts:
-        """Return the parts of a line's UUID; all zero when it has none. Raises InvalidInput."""
+        """Return the parts of a line's UUID; all zero for a line without a UUID. Raises InvalidInput."""
         prefix = self.uuid_prefix
         if not prefix:
             return ZERO_UUID
         if line.startswith(prefix):
             start = len(prefix)
-            # If the closing quote follows the 36 characters, none of them is escaped.
+            # If the closing quote follows the 36 characters, no character is escaped.
             if line[start + 36 : start + 37] == b'"':
                 return parse_uuid_text(line[start : start + 36])
         value: object = self.unmarshal(line)
@@ -265,11 +265,11 @@ class JsonLines:
         return parse_uuid_text(value.encode("utf-8", "replace"))
 
     def divide(self, line: bytes) -> list[LinePiece]:
-        """Return the pieces of a line that is not one object; empty if it is not divided (torn_lines.py)."""
+        """Return the pieces of a line that is not a single object; empty if it is not divided (torn_lines.py)."""
         return divide(line, self._is_object, self._has_uuid) if self.path else []
 
     def divide_if_torn(self, line: bytes) -> list[LinePiece]:
-        """Return the pieces of a line whose UUID was read; mostly none. Without the prefix, all of it was parsed."""
+        """Return the pieces of a line whose UUID was read; usually empty. Without the prefix, it was fully parsed."""
         may_be_torn = line.startswith(self.uuid_prefix) and line.find(self.uuid_field, 2) > 0
         return self.divide(line) if may_be_torn and not self._is_object(line) else []
 
@@ -307,14 +307,12 @@ class JsonLinesDecoder(Generic[M]):
         self._max_bytes = lines.max_line_bytes
         self._journal = journal
         self._offset = offset
-        self._partial: list[bytes] = []  # Content of a line that has not ended.
+        self._partial: list[bytes] = []  # Content of an incomplete line.
         self._partial_bytes = 0
-        self._endless = False  # The line that has not ended is corrupt: its rest is skipped.
+        self._endless = False  # The incomplete line is too long: the rest of the line is skipped.
         self._fed = offset
-        self._lines: list[bytes] = []  # Complete lines not yet returned, the next one last.
-        self._pieces: list[
-            tuple[bytes, bool]
-        ] = []  # Pieces of a line before them, the next one last. True: it is torn.
+        self._lines: list[bytes] = []  # Complete lines not yet returned, in reverse order.
+        self._pieces: list[tuple[bytes, bool]] = []  # Pieces of the current line, in reverse order; True for torn.
 
     @property
     def offset(self) -> int:
@@ -356,7 +354,7 @@ class JsonLinesDecoder(Generic[M]):
         return IncompleteTail(self._journal, self._fed - length, length) if length else None
 
     def _behind_endless(self, content: bytes) -> bytes:
-        """Return the content behind the skipped line; empty while that line continues."""
+        """Return the content after the skipped line; empty while that line continues."""
         newline = content.find(b"\n") + 1
         rest = content[newline:] if newline else b""
         self._offset = self._fed - len(rest)
@@ -391,14 +389,14 @@ class JsonLinesDecoder(Generic[M]):
             yield Envelope(journal, begin, end, producer, clock, flags, line, framing)
 
     def _divided(self, line: bytes, pieces: list[LinePiece]) -> bool:
-        """Note the pieces of a line. Returns False if it has none."""
+        """Store the pieces of a line. Return False if there are none."""
         self._pieces = [(line[each.begin : each.end], each.is_torn) for each in reversed(pieces)]
         return bool(pieces)
 
     def _take_piece(self) -> Envelope[M]:
         piece, is_torn = self._pieces.pop()
         begin = self._offset
-        self._offset = end = begin + len(piece) + (not self._pieces)  # A newline follows the last one.
+        self._offset = end = begin + len(piece) + (not self._pieces)  # A newline follows the last piece.
         if is_torn:
             return self._corrupt(TornMessage(self._journal, begin, end), piece)
         try:

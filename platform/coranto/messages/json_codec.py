@@ -1,10 +1,11 @@
-"""JSON as Python's `json` module reads and writes it, by a faster library where that makes no difference.
+"""JSON as Python's `json` module reads and writes it, with the faster msgspec where the results are equal.
 
-msgspec decodes no text that `json` refuses, and gives the same values. Texts that it refuses (`NaN`, single surrogates,
-numbers beyond floats, other encodings) is left to `json`.
+Decoding: msgspec rejects every text that `json` rejects, and returns the same values. Texts that only msgspec rejects
+(`NaN`, lone surrogates, numbers beyond the range of floats, other encodings) are decoded by `json`.
 
-It encodes values that `json` refuses, such as times and bytes, and writes numbers that are none as null. So it gets
-plain values only. It writes exponents of floats in other words (`1e16`, `json` has `1e+16`), which are the same number.
+Encoding: msgspec accepts values that `json` rejects, such as times and bytes, and writes NaN and infinities as null. It
+therefore gets plain values only. It writes exponents of floats differently (`1e16` instead of `1e+16`); the numbers are
+equal.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ _NAMES: Final = frozenset((str,))
 
 
 def encode_json(value: object) -> bytes:
-    """Return a value as JSON, without spaces. Raises TypeError, ValueError or RecursionError if there is none."""
+    """Return a value as JSON, without spaces. Raises TypeError, ValueError or RecursionError if that is impossible."""
     try:
         if type(value) is dict and _is_plain(value):
             return _encode_quickly(value)
     except RecursionError:
-        pass  # The other encoder says so as well.
+        pass  # `_encode` raises it, too.
     return _encode(value).encode()
 
 
 def decode_json(content: bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError or RecursionError for anything else."""
+    """Return the value of a JSON text. Raises ValueError or RecursionError if it cannot be decoded."""
     try:
         return _decode_quickly(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -44,7 +45,7 @@ def decode_json(content: bytes) -> Any:
 
 
 def _is_plain(value: dict[Any, Any]) -> bool:
-    """Return True if both encoders write an object with the same values."""
+    """Return True if both encoders write equal values for an object."""
     return set(map(type, value)) <= _NAMES and _are_plain(value.values())
 
 
@@ -54,7 +55,7 @@ def _are_plain(values: Iterable[Any]) -> bool:
         if kind in _SIMPLE:
             continue
         if kind is float:
-            if value - value != 0:  # Infinite, or no number.
+            if value - value != 0:  # Infinity or NaN.
                 return False
         elif kind is dict:
             if not _is_plain(value):

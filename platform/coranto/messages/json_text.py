@@ -15,7 +15,7 @@ _SPACE: Final = " \t\r\n"
 
 
 class Number(str):
-    """The text of a number, or of a word for none (`NaN`)."""
+    """The text of a number, or of a constant such as `NaN`."""
 
     __slots__ = ()
 
@@ -25,7 +25,7 @@ DECODER: Final = JSONDecoder(parse_int=Number, parse_float=Number, parse_constan
 
 
 def fields_of(text: str) -> Iterator[tuple[str, object, str]]:
-    """Yield an object's names and values, each value with its exact text. Raises ValueError for anything else.
+    """Yield an object's names and values, each value with its exact text. Raises ValueError if it is not an object.
 
     Numbers are texts (`Number`). A name that occurs twice is yielded twice.
     """
@@ -40,7 +40,7 @@ def fields_of(text: str) -> Iterator[tuple[str, object, str]]:
 
 
 def elements_of(text: str) -> Iterator[tuple[object, str]]:
-    """Yield a list's values, each with its exact text. Raises ValueError for anything else. Numbers are texts."""
+    """Yield a list's values, each with its exact text. Raises ValueError if it is not a list. Numbers are texts."""
     at = _first(text, "[", "]")
     while at is not None:
         begin = _skip(text, at)
@@ -50,7 +50,7 @@ def elements_of(text: str) -> Iterator[tuple[object, str]]:
 
 
 class JsonTexts:
-    """The `Framing` of `JsonLines` for messages that are given as the texts of JSON objects.
+    """The `Framing` of `JsonLines` for messages that are texts of JSON objects.
 
     Values are written exactly as they are given; only newlines between them become spaces.
     """
@@ -65,7 +65,7 @@ class JsonTexts:
             decoded = _STRICT.decode(message)
             if not isinstance(decoded, dict):
                 raise InvalidInput(f"{message[:200]!r} is not a JSON object; pass one")
-            text = message.strip(_SPACE).replace("\n", " ")  # Texts of JSON have no newline in them.
+            text = message.strip(_SPACE).replace("\n", " ")  # JSON strings contain no newline.
             if path := self._lines.path:
                 inner = text[1:].lstrip(_SPACE)
                 if path[0] in decoded:
@@ -108,7 +108,7 @@ def is_plain(text: str, reserved: str) -> bool:
     try:
         try:
             decoded = _QUICK.decode(text)
-        except ValueError:  # Perhaps because of a number with thousands of digits.
+        except ValueError:  # Possibly a number with thousands of digits.
             decoded = _STRICT.decode(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{text[:200]!r} is not JSON: {error}") from error
@@ -135,7 +135,7 @@ def _placed(text: str, path: tuple[str, ...], uuid: str) -> str:
 
 
 def _first(text: str, opening: str, closing: str) -> int | None:
-    """Return the place of the first entry, or None if there are no entries."""
+    """Return the position of the first entry, or None if there are no entries."""
     at = _expect(text, 0, opening)
     if not text.startswith(closing, _skip(text, at)):
         return at
@@ -144,7 +144,7 @@ def _first(text: str, opening: str, closing: str) -> int | None:
 
 
 def _next(text: str, at: int, closing: str) -> int | None:
-    """Return the place of the entry behind the one that ends at `at`, or None if that is the last one."""
+    """Return the position of the entry after the entry that ends at `at`, or None after the last entry."""
     at = _skip(text, at)
     if not text.startswith(closing, at):
         return _expect(text, at, ",")
@@ -167,4 +167,4 @@ def _expect(text: str, at: int, character: str) -> int:
 
 def _end(text: str, at: int) -> None:
     if _skip(text, at) != len(text):
-        raise json.JSONDecodeError("text behind the object", text, at)
+        raise json.JSONDecodeError("text after the value", text, at)

@@ -1,4 +1,4 @@
-"""The decoder of JSON lines to Arrow batches: for content that arrives in chunks of any size.
+"""Decoder of JSON lines to Arrow batches, for content that arrives in chunks of any size.
 
 Needs pyarrow (the `consumers` extra).
 """
@@ -19,7 +19,7 @@ class LineBatchDecoder:
         self._framing = framing
         self._journal = journal
         self._offset = offset
-        self._held: list[bytes] = []  # Content of a line that has not ended.
+        self._held: list[bytes] = []  # Content of an incomplete line.
         self._held_bytes = 0
 
     @property
@@ -28,9 +28,9 @@ class LineBatchDecoder:
         return self._offset
 
     def feed(self, content: bytes, offset: int) -> pa.RecordBatch | None:
-        """Return the lines that `content`, which is at `offset`, completes; None without any.
+        """Return the lines that `content`, which begins at `offset`, completes; None if there are none.
 
-        Raises CorruptMessage for a line that is not a message, continues across missing content, or does not end.
+        Raises CorruptMessage for a line that is not a message, continues across missing content, or is too long.
         """
         fed = self._offset + self._held_bytes
         if offset < fed:

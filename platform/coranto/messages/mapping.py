@@ -1,7 +1,7 @@
 """Mapping keys to journals, so that messages of one key stay together and in order.
 
 `modulo` and `rendezvous` map a key to the same journal as every other Gazette client. Rendezvous moves the fewest keys
-when journals come and go. Modulo is cheaper with very many journals.
+when journals are added or removed. Modulo is cheaper with very many journals.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def modulo(key: bytes, journals: Sequence[str]) -> str:
 
 
 def rendezvous(key: bytes, journals: Sequence[str]) -> str:
-    """Return the journal whose hashed name XOR the hashed key is largest; the first of equals."""
+    """Return the journal whose hashed name XOR the hashed key is largest; the first one if several are equal."""
     return RendezvousMapping(journals)(key)
 
 
@@ -82,10 +82,10 @@ class RandomMapping:
 
 
 class LiveMapping:
-    """A mapping over journals that come and go.
+    """A mapping over a changing set of journals.
 
-    `journals` is called for each key and returns the present journals. While they do not change, it should return the
-    same sequence object. When they change, `make` makes a new mapping over them, such as `RendezvousMapping`. Raises
+    `journals` is called for each key and returns the current journals. While they do not change, it should return the
+    same sequence object. When they change, `make` creates a new mapping over them, such as `RendezvousMapping`. Raises
     Unavailable while there are no journals.
     """
 

@@ -1,10 +1,10 @@
 """Messages that are pydantic models, dataclasses or typed dicts, as JSON lines or as rows of CSV.
 
 `TypedLines` is `JsonLines` for any type that a `JsonType` converts to and from JSON objects. `Models` is the `JsonType`
-of types that pydantic understands; `ProtobufJson` (payloads.py) is the one of protobuf messages.
+of types that pydantic understands; `ProtobufJson` (payloads.py) is the `JsonType` of protobuf messages.
 
 The UUID is at the framing's JSON pointer. If a type declares the field at that pointer, each message that is read has
-its UUID there. If it does not, the UUID is only in `Envelope.uuid`, which always has it. Publishing never changes the
+its UUID there. Otherwise the UUID is only in `Envelope.uuid`, which is always set. Publishing never changes the
 caller's object.
 """
 
@@ -87,7 +87,7 @@ class Models(Generic[M]):
         if self._forbids_others and lines.pointer is not None:
             place = lines.pointer.split("/")[1].replace("~1", "/").replace("~0", "~")
             if place not in self._keys:
-                # The type has no place for the UUID and would refuse the key that leads to it.
+                # The type has no place for the UUID and would reject its key.
                 line = json.dumps({key: value for key, value in lines.unmarshal(line).items() if key != place}).encode()
         try:
             return self._adapter.validate_json(line)

@@ -1,18 +1,18 @@
 """Outlines of scanned ranges: the few segments of a range that other ranges depend on.
 
 A range of many small transactions has about as many segments as messages (`columnar.py`). Other ranges depend on few of
-them, because an acknowledgement decides everything before it, and its result does not depend on earlier messages:
-its own clock, and nothing pending. So of a producer's segments in a range
+them, because an acknowledgement decides all earlier messages of its producer. The producer's next state does not depend
+on these: `last_ack` is the acknowledgement's clock, and nothing is pending. So of a producer's segments in a range
 
-- those up to its first acknowledgement depend on the ranges before, and
-- those from its last acknowledgement on matter to the ranges behind.
+- the segments up to its first acknowledgement depend on earlier ranges, and
+- the segments from its last acknowledgement on affect later ranges.
 
-These are the range's **border**. The segments between are decided by the range alone, wherever it is read. An outline
-holds the border, and the decisions about the others. It stores only exceptions: a segment without a
+These are the range's **border**. The segments in between are decided by the range alone, wherever it is read. An
+outline holds the border, and the decisions about the other segments. It stores only exceptions: a segment without a
 `Limit` is committed as a whole. So an outline grows with the number of producers and with the *uncommitted* segments,
-and not with the number of transactions.
+not with the number of transactions.
 
-`resolve_outlines` gives the same answers as `columnar.resolve` does from all segments.
+`resolve_outlines` returns the same results as `columnar.resolve` for all segments.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Limit(NamedTuple):
 
 
 class SegmentCommit(NamedTuple):
-    """A segment whose rows an acknowledgement committed, or some of them."""
+    """A segment with rows that an acknowledgement committed."""
 
     segment: int
     offset: int
@@ -68,11 +68,11 @@ class Outline:
     border: tuple[BorderSegment, ...] = ()
     """By number."""
     limits: tuple[Limit, ...] = ()
-    """Of the segments that are not part of the border, by number."""
+    """The limits of the segments outside of the border, by number."""
     resets: tuple[ClockReset, ...] = ()
-    """The resets by acknowledgements that are not the first of their producers in the range."""
+    """The resets by acknowledgements other than the first one of their producer in the range."""
     acknowledged: tuple[SegmentCommit, ...] = ()
-    """The acknowledged segments that are not part of the border, by number, if they were asked for."""
+    """The acknowledged segments outside of the border, by number, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ class OutlinesResult:
     replay: dict[ProducerId, ProducerState]
     resets: tuple[ClockReset, ...]
     acknowledged: tuple[tuple[SegmentCommit, ...], ...]
-    """For each range, its acknowledged segments by number. Without those that outlines leave out."""
+    """For each range, its acknowledged segments by number, without segments that its outline omits."""
 
 
 def outline(segments: Sequence[RowSegment], *, acknowledged: bool = False) -> Outline:
     """Return the outline of a range with these segments.
 
-    With `acknowledged`, it tells where each segment was acknowledged, and grows with the number of transactions.
+    With `acknowledged`, it has the acknowledgement of each segment, and grows with the number of transactions.
     """
     first: dict[ProducerId, int] = {}
     last: dict[ProducerId, int] = {}
@@ -160,7 +160,7 @@ def limited_mask(row_segment: Int32s, limits: Sequence[Limit], clocks: UInt64s) 
 def commit_offsets(row_segment: Int32s, acknowledged: Sequence[SegmentCommit], offsets: Int64s) -> Int64s:
     """Return the commit offset of each committed row of a range.
 
-    That is the offset of its acknowledgement, or its own if it was in no transaction. `acknowledged` are all
+    That is the offset of its acknowledgement, or its own offset outside of transactions. `acknowledged` has all
     acknowledged segments of the range.
     """
     found = offsets.copy()
@@ -180,7 +180,7 @@ def _acknowledged(border: Iterable[BorderSegment], offsets: Sequence[int]) -> It
 
 
 def _limits(segments: Iterable[BorderSegment], windows: CommittedWindows) -> Iterator[Limit]:
-    """Yield the limits of those segments that are not committed as a whole. The windows are in their order."""
+    """Yield the limits of the segments that are not committed as a whole. The windows are in the same order."""
     for (number, segment), lo, hi in zip(segments, windows.lo, windows.hi, strict=True):
         if segment.flags is not Flags.ACK_TXN and not (lo < segment.first_clock and segment.last_clock <= hi):
             yield Limit(number, lo, hi)

@@ -1,7 +1,7 @@
-"""Codecs for messages in fixed frames: protobuf messages, and user classes that hold their UUIDs themselves.
+"""Codecs for messages in fixed frames: protobuf messages, and user classes that hold a UUID.
 
 `FixedFrame` (fixed_frame.py) leaves the payload to a `PayloadCodec`. This module has the codecs for protobuf and for
-any class that implements `Message`; `arrow_payload.py` has the one for Arrow record batches. `ProtobufJson` writes
+any class that implements `Message`; `arrow_payload.py` has the codec for Arrow record batches. `ProtobufJson` writes
 protobuf messages as JSON lines instead (see `models.TypedLines`).
 """
 
@@ -21,14 +21,14 @@ from coranto.messages.uuids import ZERO_UUID, UuidParts, parse_uuid, parse_uuid_
 
 
 class Message(Protocol):
-    """The interface of user classes whose objects are messages: they hold a UUID, and serialise.
+    """The interface of user-defined message classes, which hold a UUID and serialise themselves.
 
     A class that cannot hold a UUID opts out: `take_uuid` does nothing, and `give_uuid` returns None. Its messages are
     then delivered at least once.
     """
 
     def take_uuid(self, uuid: UUID) -> None:
-        """Set the message's UUID, and replace any other."""
+        """Set the message's UUID; an existing one is replaced."""
         ...
 
     def give_uuid(self) -> UUID | None:
@@ -36,7 +36,7 @@ class Message(Protocol):
         ...
 
     def to_bytes(self) -> bytes:
-        """Serialise the message, UUID included. Raises ValueError when that is not possible."""
+        """Serialise the message with its UUID. Raises ValueError when that is not possible."""
         ...
 
     @classmethod
@@ -46,7 +46,7 @@ class Message(Protocol):
 
     @classmethod
     def acknowledgement(cls) -> Self:
-        """Return an empty message, to hold only a UUID."""
+        """Return an empty message that can hold a UUID."""
         ...
 
 
@@ -61,7 +61,7 @@ class OwnPayload(Generic[M]):
         self._kind = kind
 
     def encode(self, message: M | None, uuid: UUID) -> bytes:
-        """Encode a message, as `PayloadCodec.encode` says. It changes the message: sets its UUID."""
+        """Encode a message (see `PayloadCodec.encode`). This sets the UUID of the given message."""
         written = self._kind.acknowledgement() if message is None else message
         written.take_uuid(uuid)
         try:
@@ -166,6 +166,6 @@ def _is_text(kind: type[ProtobufMessage], path: tuple[str, ...]) -> bool:
     ):
         raise InvalidInput(
             f"{kind.DESCRIPTOR.full_name} has no field {where} of bytes or a string to hold a UUID: name another one, "
-            "or None to go without"
+            "or None for messages without a UUID"
         )
     return field.type == FieldDescriptor.TYPE_STRING

@@ -1,9 +1,9 @@
-"""Pruning: the rule of every sequencer for forgetting producers.
+"""Pruning: the rule for forgetting producers, which all sequencers share.
 
 A reader remembers each producer of a journal, to detect duplicates and to track open transactions. It cannot remember
-all of them forever. Each producer is judged separately: by its own clock compared with the reader's, and by the bytes
-of the journal read since its last message. One producer's clock never decides about another's state
-(docs/decisions/0007-pruning-producers.md).
+all producers forever. The decision depends only on the producer itself: on the difference between its clock and the
+reader's, and on the bytes of the journal read since its last message. The clock of one producer never affects the state
+of another (docs/decisions/0007-pruning-producers.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coranto.messages.uuids import ProducerId, clock_to_ns
 DEFAULT_PRUNE_HORIZON_S: Final = 24 * 3600.0
 """The reader remembers producers whose last clock is within this many seconds of its own."""
 DEFAULT_PRUNE_DISTANCE: Final = 1 << 30
-"""The reader remembers a producer until it has read this many bytes of the journal behind its last message."""
+"""The reader remembers a producer until it has read this many bytes of the journal after its last message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Pruning:
     """The parameters of pruning.
 
     `now` is the reader's time in seconds since the Unix epoch. `distance` is in bytes. `first_offsets` maps journals to
-    the begin offsets of their content, as far as these are known.
+    the begin offsets of their content, where known.
     """
 
     now: float
@@ -44,10 +44,10 @@ class Pruning:
     def forgets(self, state: ProducerState, read_through: int, first_offset: int = 0) -> bool:
         """Return True if a producer is forgotten in a journal that was read up to `read_through`.
 
-        A producer is forgotten when the journal was read for `distance` bytes behind its last message, unless its clock
-        is within `horizon_s` of the reader's. A clock further off, ahead or behind, says nothing about how long the
-        producer has been silent. A producer with an open transaction is remembered until all of its messages are gone
-        from the journal. A producer with an unknown `seen_through` is remembered too.
+        A producer is forgotten when the journal was read for `distance` bytes after its last message, unless its clock
+        is within `horizon_s` of the reader's. A clock further off, ahead or behind, does not show how long the producer
+        has been silent. A producer with an open transaction is remembered until all of its messages are gone from the
+        journal. A producer with an unknown `seen_through` is also remembered.
         """
         if not state.seen_through or read_through - state.seen_through < self.distance:
             return False

@@ -1,8 +1,8 @@
 """Publishers of messages, alone or in transactions that span journals.
 
 `SyncPublisher` and `Publisher` append the batches of a `TransactionBuilder` (transactions.py) through a callable
-`append(journal, content)`. If an acknowledgement fails, or its append returns a result whose `may_repeat` is true, the
-next transaction has another producer.
+`append(journal, content)`. If the append of an acknowledgement fails, or returns a result whose `may_repeat` is true,
+the next transaction has another producer.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ DEFAULT_PENDING_BYTES: Final = 32 << 20
 class SyncPublisher(Generic[M]):
     """Publishes through a blocking `append(journal, content)`. Several threads may share it; one appends at a time.
 
-    When an append raises, its batch is kept. Any later call appends it again, or `rollback` drops it. Nothing is
-    appended in the background, so call `flush` after the last `publish`. A journal's messages are appended when there
-    are `max_batch_bytes` of them; with more than `max_pending_bytes` for all journals, the journal with most is
-    appended.
+    When an append raises, its batch is kept. Any later call retries it, or `rollback` drops it. Nothing is appended in
+    the background, so call `flush` after the last `publish`. A journal's messages are appended when they reach
+    `max_batch_bytes`. When more than `max_pending_bytes` are queued for all journals together, the largest queues are
+    appended first.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class SyncPublisher(Generic[M]):
     def publish_table(self, journal: str, table: Any) -> int:
         """Publish the rows of a table outside of transactions, and return their number.
 
-        `table` is one of Arrow, or a DataFrame of pandas or Polars (see `columnar_json.table_of`); each row becomes a
-        JSON message. The framing must be `JsonLines`. UUIDs are stamped by whole columns, so this is several times
-        as fast as publishing one by one.
+        `table` is an Arrow table, or a DataFrame of pandas or Polars (see `columnar_json.table_of`); each row becomes a
+        JSON message. The framing must be `JsonLines`. UUIDs are stamped by whole columns, which is several times as
+        fast as publishing rows one by one.
 
-        Raises InvalidInput before anything is published, unless later rows are too large to be encoded (2 GiB), and
-        what `publish` raises. After such errors, only a part of the rows may be published.
+        Raises InvalidInput, usually before anything is published, and the errors of `publish`. After a failed append,
+        or if later rows are too large to be encoded (2 GiB), only a part of the rows may be published.
         """
         return self._add_table(journal, table, Flags.OUTSIDE_TXN)
 
@@ -109,7 +109,7 @@ class SyncPublisher(Generic[M]):
         return int(rows.num_rows)
 
     def flush(self) -> None:
-        """Return once all messages are appended."""
+        """Append all queued messages."""
         with self._lock:
             for journal in self._builder.pending_journals():
                 while self._append_batch(journal):
@@ -127,11 +127,11 @@ class SyncPublisher(Generic[M]):
             self._append_intents(self._builder.commit())
 
     def commit(self, on_intents: Callable[[Mapping[str, bytes]], object] | None = None) -> dict[str, bytes]:
-        """Commit the transaction: `prepare`, let `on_intents` keep the intents durably, `acknowledge`.
+        """Commit the transaction: `prepare`, let `on_intents` persist the intents, `acknowledge`.
 
         Returns the intents. Without `on_intents` a crash between two acknowledgements leaves some journals committed
         and others not. When `on_intents` raises, nothing is acknowledged and the transaction stays prepared. Then call
-        `acknowledge` if the intents were kept after all, else `rollback`.
+        `acknowledge` if the intents were persisted nevertheless, else `rollback`.
         """
         intents = self.prepare()
         if on_intents is not None:
@@ -167,7 +167,7 @@ class SyncPublisher(Generic[M]):
             for journal, content in intents.items():
                 try:
                     appended.append(self._append(journal, content))
-                except Exception as error:  # noqa: BLE001 - raised once the other journals have theirs
+                except Exception as error:  # noqa: BLE001 - raised after the other journals' appends
                     failure = failure or error
             if failure is not None:
                 raise failure
@@ -180,7 +180,7 @@ class Publisher(Generic[M]):
     or being appended, and raise the error of a failed background append. The batch of a failed or cancelled append is
     kept, as in `SyncPublisher`.
 
-    Use it as an asynchronous context manager: a clean exit flushes, and any exit ends background appends.
+    Use it as an asynchronous context manager: a clean exit flushes, and any exit cancels background appends.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Publisher(Generic[M]):
         self._in_flight = 0
         self._flushing = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._whole = asyncio.Lock()  # No transaction ends within a table.
+        self._whole = asyncio.Lock()  # Held while a table is added, so that no transaction ends within a table.
 
     async def __aenter__(self) -> Self:
         return self
@@ -215,7 +215,7 @@ class Publisher(Generic[M]):
             await self.aclose()
 
     async def aclose(self) -> None:
-        """End background appends without waiting for their outcome. Messages not yet appended stay queued."""
+        """Cancel background appends. Messages not yet appended stay queued."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -230,7 +230,7 @@ class Publisher(Generic[M]):
         """Publish a message outside of transactions: it commits when it is appended, at the latest by the next `flush`.
 
         Returns the message's UUID. The journal is chosen before the UUID is. Raises InvalidInput when the message
-        cannot be written. Several tasks may publish concurrently. Cancelling does not take the message back.
+        cannot be written. Several tasks may publish concurrently. After a cancellation the message stays queued.
         """
         name = journal if isinstance(journal, str) else journal(message)
         self._builder.outside(name, message)
@@ -250,7 +250,7 @@ class Publisher(Generic[M]):
         """Publish the rows of a table outside of transactions, and return their number. See `SyncPublisher`.
 
         Other tasks may publish in between, but must not add messages for this journal to a transaction: the rest of the
-        rows would be refused. Cancelling does not take rows back.
+        rows would be rejected. After a cancellation the rows added so far stay queued.
         """
         return await self._add_table(journal, table, Flags.OUTSIDE_TXN)
 
@@ -269,11 +269,11 @@ class Publisher(Generic[M]):
             for part in parts_of(rows):
                 self._builder.add_rows(journal, part, flags, self._max_batch_bytes)
                 await self._append_full(journal)
-                await asyncio.sleep(0)  # Appends continue between parts.
+                await asyncio.sleep(0)  # Let appends continue between parts.
         return int(rows.num_rows)
 
     async def flush(self) -> None:
-        """Return once all messages are appended. Cancelling ends only the wait; appends in flight continue."""
+        """Append all queued messages. Cancelling ends only the wait; appends in flight continue."""
         self._flushing = True
         try:
             while self._tasks or self._builder.pending_bytes():
@@ -298,7 +298,7 @@ class Publisher(Generic[M]):
     async def commit(
         self, on_intents: Callable[[Mapping[str, bytes]], Awaitable[object]] | None = None
     ) -> dict[str, bytes]:
-        """Commit the transaction: `prepare`, let `on_intents` keep the intents durably, `acknowledge`.
+        """Commit the transaction: `prepare`, let `on_intents` persist the intents, `acknowledge`.
 
         See `SyncPublisher.commit` for the effects of failures.
         """
@@ -311,7 +311,7 @@ class Publisher(Generic[M]):
     async def rollback(self) -> None:
         """Roll back the open transaction: readers drop its messages. If it raises or is cancelled, call it again."""
         async with self._whole:
-            # A batch that is being appended must not land behind the acknowledgement that rolls it back.
+            # A batch that is being appended must not land after the acknowledgement that rolls it back.
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
             self._tasks.clear()
             await self._append_intents(self._builder.rollback_intents())
@@ -334,7 +334,7 @@ class Publisher(Generic[M]):
             self._tasks[journal] = asyncio.create_task(self._drain(journal))
 
     def _collect(self) -> None:
-        """Forget ended tasks, and raise the error of the first failed one."""
+        """Remove finished tasks, and raise the error of the first failed one."""
         failure: BaseException | None = None
         for journal, task in list(self._tasks.items()):
             if task.done():

@@ -1,14 +1,14 @@
 """Readers of one journal's messages: all messages, the committed ones, or whole transactions.
 
-`ReadUncommitted` yields every message, also duplicates, pending messages and acknowledgements. `ReadCommitted` adds a
+`ReadUncommitted` yields every message, with duplicates, pending messages and acknowledgements. `ReadCommitted` adds a
 `Sequencer` and yields committed content messages, each once. Its `transactions` yields them in the groups that were
 committed together. Each reader has an asynchronous version. A callable provides the content, so that readers work with
 any client (`coranto.client.committed` has readers for journals of brokers) and with plain bytes in a test.
 
-A reader of committed messages starts from a `Source`. Its `source()` returns the start of a later reader.
-After an error a reader of committed messages is at its end: make another one from its `source()`.
+A reader of committed messages starts from a `Source`, and its `source()` returns the `Source` for a later reader. After
+an error it yields no more messages: create another reader from its `source()`.
 
-Close a reader that you leave early. That closes its input too.
+Close a reader that was not read to its end. This also closes its input.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class ReadTransaction(NamedTuple, Generic[M]):
 Read: TypeAlias = Callable[[int, int | None], Iterable[Envelope[M]]]
 """Reads the messages of [begin, end) of a journal.
 
-With end None it reads as far as the reader needs. With an end it reads messages again (a replay). If content is
-gone, it must fail rather than skip messages.
+With end None it reads as far as the reader needs. With an end it reads messages again (a replay), and must fail rather
+than skip messages if content is gone.
 """
 
 ReadAsync: TypeAlias = Callable[[int, int | None], AsyncIterable[Envelope[M]]]
@@ -73,7 +73,7 @@ class _UncommittedReader(Generic[M]):
         self._decoded: Iterator[Envelope[M]] = iter(())
         self._on_corrupt = on_corrupt
         self.journal_id = ""
-        """The id of the journal that is read, once its content told it (`Chunk.journal_id`)."""
+        """The id of the journal, from its content (`Chunk.journal_id`); empty until it is known."""
 
     @property
     def offset(self) -> int:
@@ -90,7 +90,7 @@ class _UncommittedReader(Generic[M]):
             try:
                 return next(self._decoded, None)
             except CorruptMessage as error:
-                self._decoded = self._decoder.feed(b"")  # Continue behind it.
+                self._decoded = self._decoder.feed(b"")  # Continue after the corrupt message.
                 if self._on_corrupt is None:
                     raise
                 self._on_corrupt(error)
@@ -107,9 +107,9 @@ class ReadUncommitted(_UncommittedReader[M]):
     """Iterates over all messages in `chunks`, consecutive content of `journal` from `offset` on.
 
     A message is decoded when its `Envelope.message` is read. `on_corrupt` is called with the error of a message that
-    cannot be read, and reading continues behind that message. Without `on_corrupt` the reader raises CorruptMessage,
-    and the iteration may continue after it. A message that is cut off by the end of the content is not returned: see
-    `tail`. Where content is gone, offsets jump.
+    cannot be read, and reading continues after that message. Without `on_corrupt` the reader raises CorruptMessage, and
+    the iteration may continue after the error. An incomplete message at the end of the content is not yielded: see
+    `tail`. Offsets have a gap where content is gone.
     """
 
     def __init__(
@@ -178,12 +178,12 @@ class _CommittedReader(Generic[M]):
 
     @property
     def offset(self) -> int:
-        """The end of the messages that were read, with committed ones returned."""
+        """The end offset of the messages that were read and, if committed, returned."""
         return self._sequencer.read_through(self.journal)
 
     @property
     def journal_id(self) -> str:
-        """The id of the journal that is read; empty until it is known."""
+        """The id of the journal; empty until it is known."""
         self._journal_id = getattr(self._reading, "journal_id", "") or self._journal_id
         return self._journal_id
 
@@ -191,7 +191,7 @@ class _CommittedReader(Generic[M]):
         """Return the state for continuing. It covers exactly the messages returned so far.
 
         Producers that have been silent for long are forgotten: `prune_horizon_s` is the horizon of `Pruning`, in
-        seconds. With 0 none is forgotten.
+        seconds. With 0 no producer is forgotten.
         """
         now = time.time()
         source = self._sequencer.checkpoint(Pruning(now, prune_horizon_s) if prune_horizon_s else None)[self.journal]
@@ -212,9 +212,9 @@ class _CommittedReader(Generic[M]):
 class ReadCommitted(_CommittedReader[M]):
     """Iterates over the committed content messages of a journal, each once, in order of commit.
 
-    `read` is called with the begin offset. It is called again for each replay, when an acknowledgement commits
-    messages that `ring_size` others have displaced from memory. A transaction is returned whole, one message after the
-    other, as soon as it is acknowledged, even if other producers have open transactions.
+    `read` is called with the begin offset. It is called again for each replay, when an acknowledgement commits messages
+    that are no longer among the `ring_size` messages in memory. The messages of a transaction are returned without
+    others in between, as soon as it is acknowledged, even if other producers have open transactions.
     """
 
     def __init__(
@@ -237,9 +237,9 @@ class ReadCommitted(_CommittedReader[M]):
         _close(self._messages)
 
     def transactions(self) -> Iterator[ReadTransaction[M]]:
-        """Yield the remaining messages by transaction. Each transaction is held in memory as a whole.
+        """Yield the remaining messages by transaction. A whole transaction is held in memory.
 
-        A `source()` that is taken between two transactions covers those returned, and nothing of the next.
+        A `source()` that is taken between two transactions covers exactly the transactions returned so far.
         """
         collected: list[Envelope[M]] = []
         for message in self._messages:
@@ -250,7 +250,7 @@ class ReadCommitted(_CommittedReader[M]):
                 collected = []
 
     def _run(self) -> Iterator[Envelope[M]]:
-        """Yield all messages that the sequencer hands out, acknowledgements included."""
+        """Yield all messages that the sequencer returns, acknowledgements included."""
         sequencer = self._sequencer
         with _closing(self._read(self.offset, None)) as envelopes:
             self._reading = envelopes

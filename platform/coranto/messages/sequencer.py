@@ -1,4 +1,4 @@
-"""Sequencing: from all messages of a journal to its committed messages, each once.
+"""Sequencing: the selection of a journal's committed messages, each exactly once.
 
 A journal holds messages of several producers, duplicates, messages of open transactions, and messages of transactions
 that were rolled back. For each producer of each journal a reader keeps the clock L of its last decided message and its
@@ -37,7 +37,7 @@ _CONTINUE, _ACK = Flags.CONTINUE_TXN, Flags.ACK_TXN
 
 DEFAULT_RING_SIZE: Final = 8192
 DEFAULT_RING_BYTES: Final = 256 << 20
-"""The limit of the ring in bytes. A limit on the number of messages is not enough: writers choose their size."""
+"""The maximum size of the ring in bytes. A limit on the number of messages is not enough, because sizes vary."""
 
 
 class QueueOutcome(enum.Enum):
@@ -65,12 +65,12 @@ class ReplayRange(NamedTuple):
     end: int
 
 
-class _Handed(NamedTuple, Generic[M]):
-    """The last message handed out, and the state before that, for `put_back`."""
+class _Undo(NamedTuple, Generic[M]):
+    """The last message returned, and the state before that, for `put_back`."""
 
     envelope: Envelope[M]
     partial: _Partial[M] | None
-    """Its producer; None for a message with a zero clock."""
+    """The state of its producer; None for a message with a zero clock."""
     last_ack: int
     begin: int
     passed: int
@@ -85,12 +85,12 @@ class _Partial(Generic[M]):
 
     def __init__(self, last_ack: int, begin: int = -1, seen_through: int = 0) -> None:
         self.last_ack = last_ack
-        self.begin = begin  # The offset of the first pending message, -1 without one.
+        self.begin = begin  # The offset of the first pending message, or -1.
         self.seen_through = seen_through  # The end offset of the last queued message.
-        self.top = last_ack  # The largest clock that is decided, or pending and known.
+        self.top = last_ack  # The largest clock that is decided, or known to be pending.
         self.held: deque[Envelope[M]] | None = None
-        """The pending messages that are in the ring. Most producers have none, and an empty deque is large."""
-        self.generation = 0  # Counts up when `held` is emptied, so that older entries of the ring are stale.
+        """The pending messages in the ring. None saves memory: most producers have no pending messages."""
+        self.generation = 0  # Incremented when `held` is dropped: older entries of the ring are then stale.
 
     def decide(self, clock: int) -> None:
         self.last_ack = self.top = clock
@@ -103,19 +103,19 @@ class _Partial(Generic[M]):
 
 
 class Sequencer(Generic[M]):
-    """Decides which messages are committed, for any number of journals. Pure: it does no I/O.
+    """Decides which messages are committed, for any number of journals. Does no I/O.
 
-    Give it each message with `queue`, each journal's in offset order. After each, take the messages that it
-    committed:
+    Pass each message to `queue`, in offset order for each journal. After each message, take the messages that it
+    commits:
 
-    1.  If `replay_range` is not None, read that part of the journal again. Give its messages to `replay` in order: it
-        returns True for the committed ones. Then call `end_replay`.
+    1.  If `replay_range` is not None, read that part of the journal again. Pass its messages to `replay` in order,
+        which returns True for committed messages. Then call `end_replay`.
     2.  Call `step` until it returns None.
 
     A committed message counts as delivered when `step` has returned it, or `replay` has returned True for it. A
     `checkpoint` may be taken at any time and covers exactly the delivered messages.
 
-    An acknowledgement whose clock exceeds earlier ones is handed out too, after the messages that it commits.
+    `step` also returns each acknowledgement with c > L, after the messages that it commits.
     """
 
     def __init__(
@@ -126,17 +126,17 @@ class Sequencer(Generic[M]):
         ring_bytes: int = DEFAULT_RING_BYTES,
         max_producers: float = math.inf,
     ) -> None:
-        """The ring holds up to `ring_size` messages with up to `ring_bytes` together, and always the last message.
+        """Create a sequencer. Its ring holds at most `ring_size` messages and `ring_bytes`, but at least one message.
 
-        `max_producers` limits the producers that are remembered for one journal at a time.
+        `max_producers` is the maximum number of producers that are remembered for one journal at a time.
         """
         if ring_size < 1:
             raise InvalidInput(f"a ring of {ring_size} messages cannot hold one; give 1 or more")
         self._ring_size = ring_size
         self._ring_bytes = ring_bytes
         self._max_producers = max_producers
-        self._ring: deque[tuple[_Partial[M], int, int]] = deque()  # In order of arrival: generations, and sizes.
-        self._ring_used = 0  # Bytes of all that is in the ring, stale or not.
+        self._ring: deque[tuple[_Partial[M], int, int]] = deque()  # Producer, generation, size.
+        self._ring_used = 0  # Bytes of all entries of the ring, stale ones included.
         self._offsets: dict[str, int] = {}
         self._partials: dict[str, dict[ProducerId, _Partial[M]]] = {}
         for journal, source in (sources or {}).items():
@@ -146,19 +146,19 @@ class Sequencer(Generic[M]):
                 for producer, state in source.seen_producers.items()
             }
         self._open_since_checkpoint: set[tuple[str, ProducerId]] = set()
-        # The delivery under way: the message that commits others, its producer, and where a replay has to end.
+        # The current delivery: the message that commits others, its producer, and the end of the replay.
         self._trigger: Envelope[M] | None = None
         self._partial: _Partial[M] | None = None
         self._replay_end: int | None = None
-        self._handed: _Handed[M] | None = None
-        self._passed = 0  # The largest clock of the transaction's messages so far: smaller ones are duplicates.
+        self._undo: _Undo[M] | None = None
+        self._passed = 0  # The largest clock of the transaction's messages so far: smaller clocks are duplicates.
 
     @property
     def is_delivering(self) -> bool:
         """True if committed messages remain to be taken.
 
-        A consumer ends its own transaction only when there are none. So it consumes all messages that one
-        acknowledgement commits in a journal in one transaction.
+        A consumer ends its own transaction only when this is False. It thus consumes all messages that one
+        acknowledgement commits in a journal in the same transaction.
         """
         return self._trigger is not None
 
@@ -182,9 +182,9 @@ class Sequencer(Generic[M]):
         """Queue the next message of its journal.
 
         Raises InvalidInput while committed messages remain to be delivered, for a message below `read_through`, and
-        when its producer would exceed `max_producers`. Nothing changes then.
+        when its producer would exceed `max_producers`. The state is then unchanged.
         """
-        self._handed = None
+        self._undo = None
         if self._trigger is not None:
             raise InvalidInput("committed messages remain: take them with step() before queueing the next one")
         journal, clock = envelope.journal, envelope.clock
@@ -218,7 +218,7 @@ class Sequencer(Generic[M]):
         elif clock <= partial.last_ack:
             outcome = QueueOutcome.OUTSIDE_DUPLICATE
         else:
-            # Pending messages are dropped, but not before this one is delivered: see `step`.
+            # `step` drops the pending messages when it delivers this message.
             self._trigger = envelope
             return QueueOutcome.OUTSIDE_COMMIT
 
@@ -227,9 +227,9 @@ class Sequencer(Generic[M]):
         return outcome
 
     def pass_over(self, journal: str, end: int) -> None:
-        """Note that no message begins before `end` but those that were queued and delivered, as in empty lines."""
+        """Advance `read_through` to `end`, over content without messages such as empty lines."""
         if end > self._offsets.get(journal, 0):
-            self._handed = None
+            self._undo = None
             self._offsets[journal] = end
 
     def _queue_continue(self, envelope: Envelope[M], partial: _Partial[M]) -> QueueOutcome:
@@ -272,7 +272,7 @@ class Sequencer(Generic[M]):
         return QueueOutcome.ACK_COMMIT_REPLAY
 
     def replay(self, envelope: Envelope[M]) -> bool:
-        """Accept the next message of `replay_range`. Return True if it is committed now: then deliver it.
+        """Accept the next message of `replay_range`. Return True if it is committed; the caller then delivers it.
 
         Raises InvalidInput for a message outside of the range.
         """
@@ -289,7 +289,7 @@ class Sequencer(Generic[M]):
         return self._deliver(envelope, partial, trigger)
 
     def end_replay(self) -> None:
-        """End the replay. Call it when all messages of `replay_range` were given to `replay`."""
+        """End the replay. Call this after all messages of `replay_range` were passed to `replay`."""
         self._replay_end = None
 
     def step(self) -> Envelope[M] | None:
@@ -307,38 +307,38 @@ class Sequencer(Generic[M]):
                 held = partial.held.popleft()
                 if self._deliver(held, partial, trigger):
                     return held
-        # All committed messages are delivered. The message that committed them is handed out last.
+        # All committed messages are delivered. The message that committed them is returned last.
         offset = self._offsets.get(trigger.journal, 0)
         if trigger.clock:
             decided = self._partials[trigger.journal][trigger.producer]
-            self._handed = _Handed(trigger, decided, decided.last_ack, decided.begin, self._passed, offset, True)
+            self._undo = _Undo(trigger, decided, decided.last_ack, decided.begin, self._passed, offset, True)
             decided.decide(trigger.clock)
             self._open_since_checkpoint.discard((trigger.journal, trigger.producer))
         else:
-            self._handed = _Handed(trigger, None, 0, -1, self._passed, offset, True)
+            self._undo = _Undo(trigger, None, 0, -1, self._passed, offset, True)
         self._trigger = self._partial = None
         self._offsets[trigger.journal] = trigger.end
         return trigger
 
     def put_back(self) -> None:
-        """Take back the last message handed out, because it was not consumed. It no longer counts as delivered.
+        """Undo the delivery of the last message, because it was not consumed.
 
         A consumer that defers a message to its next transaction calls this before it takes its checkpoint. The next
-        `step` hands the message out again. If its replay has not ended, give the message to `replay` again instead.
+        `step` returns the message again. During a replay, pass the message to `replay` again instead.
 
-        Raises InvalidInput when no message was handed out since the last `queue`, `checkpoint` or `put_back`.
+        Raises InvalidInput when no message was delivered since the last `queue`, `checkpoint` or `put_back`.
         """
-        handed, self._handed = self._handed, None
-        if handed is None:
-            raise InvalidInput("nothing to put back: only the last message handed out can be")
-        envelope, partial = handed.envelope, handed.partial
-        self._passed = handed.passed
+        undo, self._undo = self._undo, None
+        if undo is None:
+            raise InvalidInput("nothing to put back: only the last delivered message can be put back")
+        envelope, partial = undo.envelope, undo.partial
+        self._passed = undo.passed
         if partial is not None:
-            partial.last_ack, partial.begin = handed.last_ack, handed.begin
-        if handed.is_trigger:
+            partial.last_ack, partial.begin = undo.last_ack, undo.begin
+        if undo.is_trigger:
             self._trigger = envelope
             self._partial = partial if envelope.flags == _ACK else None
-            self._offsets[envelope.journal] = handed.offset
+            self._offsets[envelope.journal] = undo.offset
         elif partial is not None and self._replay_end is None:
             if partial.held is None:
                 partial.held = deque()
@@ -346,23 +346,23 @@ class Sequencer(Generic[M]):
 
     def _deliver(self, envelope: Envelope[M], partial: _Partial[M], trigger: Envelope[M]) -> bool:
         """Return True if `trigger` commits a pending message, which then counts as delivered."""
-        # A replay meets duplicates again, and the ring may repeat messages from before a restored checkpoint.
+        # A replay contains duplicates, and the ring may repeat messages from before a restored checkpoint.
         if envelope.clock <= self._passed:
             return False
         passed, self._passed = self._passed, envelope.clock
         if envelope.clock > trigger.clock:
             return False
-        self._handed = _Handed(envelope, partial, partial.last_ack, partial.begin, passed, 0, False)
-        # A reader restored from a checkpoint taken from here on meets the acknowledgement again, and delivers the
-        # messages after this one.
+        self._undo = _Undo(envelope, partial, partial.last_ack, partial.begin, passed, 0, False)
+        # A reader that restores a checkpoint taken after this point reads the acknowledgement again, and delivers only
+        # the messages after this one.
         partial.last_ack = envelope.clock
         partial.begin = envelope.end
         return True
 
     def checkpoint(self, pruning: Pruning | None = None) -> dict[str, Source]:
-        """Return the state to restore from, for each journal. Forgets producers as `pruning` says; without it, none."""
+        """Return the state to restore from, for each journal. Forgets producers according to `pruning`, if given."""
         self._open_since_checkpoint.clear()
-        self._handed = None
+        self._undo = None
         sources = {}
         for journal in self._offsets.keys() | self._partials.keys():
             partials = self._partials.get(journal, {})

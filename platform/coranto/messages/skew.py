@@ -25,8 +25,8 @@ _log = structlog.get_logger(__name__)
 class SkewedClock(NamedTuple):
     """A producer's clock that is far off: by `seconds` ahead of the reader's clock, or behind the journal (negative).
 
-    A producer is behind if it wrote after a message of another producer with a clock that much later, which is not
-    itself far ahead. Then one of these two clocks is wrong, or the message was appended that late.
+    A producer is behind if it wrote after a message of another producer whose clock is that much later, and is not far
+    ahead of the reader's. Then one of these two clocks is wrong, or the message was appended late.
     """
 
     producer: ProducerId
@@ -53,7 +53,7 @@ def skewed_clocks(before: Source, after: Source, now: float) -> list[SkewedClock
 
 
 class SkewWatch:
-    """Warns about producers with clocks far off, about once for each, while a journal is read."""
+    """Warns about producers whose clocks are far off while a journal is read, about once per producer."""
 
     def __init__(self, journal: str, source: Source) -> None:
         """`source` is the state before the first message."""
@@ -62,7 +62,7 @@ class SkewWatch:
         self._known: set[ProducerId] = set()
 
     def check(self, source: Source, now: float) -> list[SkewedClock]:
-        """Check the journal's state after more was read. Return the clocks that it warned about."""
+        """Check the journal's state after more was read. Return the clocks in the warning."""
         before, self._before = self._before, source
         found = [each for each in skewed_clocks(before, source, now) if each.producer not in self._known]
         if not found:

@@ -1,8 +1,8 @@
-"""Blocks of lines of JSON, with lines that Spark's reader of files treats specially: blank and marked ones.
+"""Blocks of JSON lines, with the lines that Spark's file reader treats specially: blank lines and byte order marks.
 
-`spark.read.json` makes no row of a line that is empty or white space, and leaves out the mark at the beginning of a
-file. A journal consists of appends, files among them, so a mark may be at the beginning of any line.
-`JsonLinesDecoder` does the same for single messages. Needs pyarrow (the `consumers` extra).
+`spark.read.json` skips lines that are empty or whitespace, and ignores the byte order mark at the beginning of a file.
+A journal may contain appended files, so any line may begin with a mark. `JsonLinesDecoder` does the same for single
+messages. Needs pyarrow (the `consumers` extra).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from coranto.messages.columnar_lines import LineColumns, read_json_lines
 from coranto.messages.framing import MARK, SPACE, JsonLines
 
 _SPACE_BYTE: Final = ord(" ")
-"""The largest byte of white space."""
+"""The largest byte of whitespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class JsonBlock:
 
     lines: LineColumns
     unreadable: Mask | None
-    """The lines whose UUID cannot be read; None without any."""
+    """The lines whose UUID cannot be read; None if there are none."""
     blank: Mask | None
-    """The lines that are no messages; None without any."""
+    """The lines that are not messages; None if there are none."""
     content: Any
     """An Arrow binary array of the lines with their newlines, and without byte order marks."""
 
@@ -70,7 +70,7 @@ def read_block(framing: JsonLines, journal: str, block: bytes, offset: int) -> J
             continue
         elif not framing.tolerant:
             begin = int(lines.offsets(0)[row])
-            read_json_lines(framing, journal, block[begin:], offset + begin)  # It raises the error of the line.
+            read_json_lines(framing, journal, block[begin:], offset + begin)  # This raises the error of the line.
         if not framing.tolerant:
             raise CorruptMessage(journal, int(lines.offsets(offset)[row]), problem)
         unreadable[row] = True
@@ -82,7 +82,7 @@ def read_block(framing: JsonLines, journal: str, block: bytes, offset: int) -> J
 
 
 def _doubtful(framing: JsonLines, lines: LineColumns) -> Iterable[int]:
-    """Return the lines that may be special by their first byte, or have no UUID that can be read."""
+    """Return the lines that may be special according to their first byte, or whose UUID cannot be read."""
     if not framing.has_objects or not len(lines.starts):
         return ()
     first = np.frombuffer(lines.content, dtype=np.uint8)[lines.starts]

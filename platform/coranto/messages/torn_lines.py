@@ -1,13 +1,15 @@
-"""Division of lines that hold more than one message, since an append ended without a newline.
+"""Division of lines that hold more than one message because an append ended without a newline.
 
-The next append continued its line. So the line consists of the append's rest, the *torn piece*, and of the first
-message of the next append. `divide` finds the border where the content proves it, and always gives the same result:
+The next append continues the same line. The line then consists of the end of the first append, the *torn piece*, and
+the first message of the next append. `divide` splits it only where the content proves the boundary, so every reader
+gets the same result:
 
-* If the line is nothing but two or more whole objects, each of them is a message.
-* Otherwise, if an object that ends the line is whole and has a UUID, it is a message, and what lies before is torn.
-* Otherwise the line is not divided: nothing tells a message from a part of one.
+* If the line consists of two or more whole objects, each object is a message.
+* Otherwise, if the line ends with a whole object that has a UUID, that object is a message, and the bytes before it are
+  torn.
+* Otherwise the line is not divided, because messages cannot be distinguished from parts of messages.
 
-The object that ends a line is found from its end, in one pass. Only lines that are not one object are divided.
+The last object is found by one scan from the end of the line. Only lines that are not a single object are divided.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 MAX_DIVIDED_BYTES: Final = 4 << 20
-"""The longest line in bytes that is divided: to look at each brace of a longer one would take seconds."""
+"""The maximum length in bytes of a line that is divided: scanning the braces of a longer line would take seconds."""
 
 _SPACES: Final = b" \t\r\n"
 _TOKEN: Final = re.compile(rb'["{}]')
@@ -26,7 +28,7 @@ _BACKSLASHES: Final = re.compile(rb"\\*")
 
 
 class LinePiece(NamedTuple):
-    """The part [begin, end) of a line: a message, or torn."""
+    """The part [begin, end) of a line: a message, or a torn piece."""
 
     begin: int
     end: int
@@ -34,15 +36,15 @@ class LinePiece(NamedTuple):
 
 
 def divide(line: bytes, is_object: Callable[[bytes], bool], has_uuid: Callable[[bytes], bool]) -> list[LinePiece]:
-    """Return the adjacent pieces of a line that is not one object; empty if it is not divided.
+    """Return the adjacent pieces of a line that is not a single object; empty if it is not divided.
 
-    `is_object` is true for a text of one whole object, and `has_uuid` for such an object with a UUID.
+    `is_object` returns True for the text of one whole object, `has_uuid` for an object with a UUID.
     """
     if len(line) > MAX_DIVIDED_BYTES or not line.rstrip(_SPACES).endswith(b"}"):
         return []
     backwards = line[::-1]
     begins: list[int] = []
-    end = at = len(line)  # The objects that were found begin at `at`.
+    end = at = len(line)  # The objects found so far begin at `at`.
     while (begin := _object_begin(backwards, len(line) - at)) >= 0 and is_object(line[begin:at]):
         begins.append(begin)
         at = begin
@@ -58,9 +60,9 @@ def divide(line: bytes, is_object: Callable[[bytes], bool], has_uuid: Callable[[
 
 
 def _object_begin(backwards: bytes, at: int) -> int:
-    """Return where the object begins that ends at `at`, counted from the line's end, but for spaces; -1 without one.
+    """Return the begin, in the line, of the object that ends before `at` and optional spaces; -1 if there is none.
 
-    The place that is returned is counted from the line's beginning, whose last byte comes first in `backwards`.
+    `backwards` is the reversed line, and `at` is a position in it.
     """
     depth = 0
     while at < len(backwards) and backwards[at] in _SPACES:
@@ -83,7 +85,7 @@ def _object_begin(backwards: bytes, at: int) -> int:
 
 
 def _text_begin(backwards: bytes, at: int) -> int:
-    """Return the place behind the quote that begins the text which ends before `at`; -1 without one."""
+    """Return the position after the opening quote of the string whose closing quote is before `at`; -1 without one."""
     while (quote := backwards.find(b'"', at)) >= 0:
         escapes = _BACKSLASHES.match(backwards, quote + 1)
         at = escapes.end() if escapes is not None else quote + 1

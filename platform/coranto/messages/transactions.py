@@ -1,7 +1,7 @@
 """The transactions of a publisher, which may span journals.
 
 `TransactionBuilder` implements the protocol. It stamps messages with UUIDs, keeps each journal's messages in order, and
-makes the acknowledgements that commit or roll back a transaction. It does no I/O; the publishers (`publisher.py`) do.
+creates the acknowledgements that commit or roll back a transaction. It does no I/O; the publishers (`publisher.py`) do.
 
 A transaction goes through these phases:
 
@@ -11,15 +11,15 @@ A transaction goes through these phases:
      │                         │
      └────rollback_intents()───┴──> ROLLING_BACK ──finish()──> OPEN
 
-1.  Messages are added and appended as CONTINUE_TXN: every reader sees their bytes, and none takes them for committed.
-2.  When all of them are in their journals, `ack_intents` makes the acknowledgement of each journal.
-3.  The caller keeps the intents durably, typically in one store transaction with other changes that must commit with
-    them. At that moment the transaction commits.
-4.  Only then are the intents appended. A process that finds kept intents after a crash appends them again, which does
-    no harm: its own messages have another producer.
+1.  Messages are added and appended as CONTINUE_TXN: every reader sees their bytes, but treats them as pending.
+2.  When all messages are in their journals, `ack_intents` returns the acknowledgements (*intents*), one per journal.
+3.  The caller persists the intents, typically in one store transaction with other changes that must commit with them.
+    This commits the transaction.
+4.  Only then are the intents appended. A process that finds persisted intents after a crash appends them again, which
+    is harmless: its own messages have another producer.
 
-Until the acknowledgement is written, an append with an unknown outcome may be repeated with the same bytes. Repeating
-any append is harmless then: readers discard messages whose clock they have seen.
+Until the acknowledgement is written, an append with an unknown outcome may be retried with the same bytes. This is
+harmless: readers discard messages whose clock they have seen.
 """
 
 from __future__ import annotations
@@ -52,26 +52,36 @@ class Phase(enum.Enum):
 
 
 class _Output:
-    """The state of one journal: content that waits to be appended, and the clocks for its acknowledgements."""
+    """The state of one journal: queued content, and the clock of its last acknowledgement."""
 
-    __slots__ = ("in_doubt", "in_transaction", "is_met", "is_written", "last_ack", "may_be_appended", "queue", "size")
+    __slots__ = (
+        "in_doubt",
+        "in_transaction",
+        "is_ack_valid",
+        "is_written",
+        "last_ack",
+        "may_be_appended",
+        "queue",
+        "size",
+    )
 
     def __init__(self, last_ack: int) -> None:
         self.queue: deque[bytes] = deque()
         self.size = 0
         self.last_ack = last_ack
         self.in_transaction = False
-        self.may_be_appended = False  # Some of the open transaction's messages may be in the journal.
+        self.may_be_appended = False  # Messages of the open transaction may be in the journal.
         self.in_doubt = False  # One of its batches was put back: the append may still reach the journal.
-        self.is_met = True  # `last_ack` is the producer's. False once it was replaced.
-        self.is_written = False  # Some message of the producer may be in the journal.
+        self.is_ack_valid = True  # `last_ack` belongs to the current producer.
+        self.is_written = False  # A message of the current producer may be in the journal.
 
 
 class TransactionBuilder(Generic[M]):
-    """The transactions of one writer, one after the other.
+    """Builds the transactions of one writer, one after the other.
 
-    They have one producer, until an acknowledgement may repeat. Readers drop pending messages when they meet
-    the acknowledgement before them again, so `finish` then replaces the producer by its `successor`.
+    All transactions have the same producer, unless an acknowledgement may be appended a second time. A repeated
+    acknowledgement would make readers drop the messages of the next transaction, so `finish` then replaces the producer
+    with its `successor`.
     """
 
     def __init__(self, producer: ProducerId, clock: ProducerClock, framing: Framing[M]) -> None:
@@ -84,7 +94,7 @@ class TransactionBuilder(Generic[M]):
         self._lanes: dict[str, _Output] = {}
         self._pending = 0
         self._acks: dict[str, tuple[int, bytes]] = {}
-        self._may_repeat = False  # An append of the present acknowledgements had no known outcome.
+        self._may_repeat = False  # An append of the current acknowledgements had an unknown outcome.
 
     def add(self, journal: str, message: M) -> int:
         """Queue a message of the open transaction. Returns its size in bytes.
@@ -99,7 +109,7 @@ class TransactionBuilder(Generic[M]):
         """Queue a message that is committed as soon as it is appended. Returns its size in bytes.
 
         Raises InvalidInput as `add` does, and also when the open transaction has messages for the same journal, because
-        readers would take those for rolled back.
+        readers would treat those as rolled back.
         """
         lane = self._lanes.get(journal)
         if lane is not None and lane.in_transaction:
@@ -109,7 +119,7 @@ class TransactionBuilder(Generic[M]):
         return len(lane.queue[-1])
 
     def add_rows(self, journal: str, batch: pa.RecordBatch, flags: Flags, max_bytes: int) -> None:
-        """Queue the rows of an Arrow record batch as messages, in the open transaction or outside of it by `flags`.
+        """Queue the rows of an Arrow record batch as messages, in the open transaction or outside of it (see `flags`).
 
         They are queued in pieces of at most `max_bytes`. The columns come from `columnar_json.table_of`. Raises
         InvalidInput as `add` and `outside` do, and for a framing other than JSON lines; then no row is queued.
@@ -139,21 +149,21 @@ class TransactionBuilder(Generic[M]):
             lane.in_transaction = True
 
     def pending_bytes(self, journal: str | None = None) -> int:
-        """Return the number of bytes that wait to be taken, for one journal or for all."""
+        """Return the number of queued bytes, for one journal or for all."""
         if journal is None:
             return self._pending
         lane = self._lanes.get(journal)
         return lane.size if lane is not None else 0
 
     def pending_journals(self) -> list[str]:
-        """Return the journals that have bytes waiting to be taken."""
+        """Return the journals that have queued bytes."""
         return [journal for journal, lane in self._lanes.items() if lane.size]
 
     def take(self, journal: str, max_bytes: int) -> bytes:
-        """Take the next whole messages to append to a journal, at most `max_bytes` together; empty when there are none.
+        """Take a batch of the next whole messages of a journal, at most `max_bytes` long; empty when none are queued.
 
-        A larger message comes alone. Append the batches of one journal in the order of taking. When an
-        append fails, put its batch back.
+        A larger message is a batch of its own. Append the batches of one journal in the order of `take`. When an append
+        fails, put its batch back.
         """
         lane = self._lanes.get(journal)
         if lane is None or not lane.queue:
@@ -171,7 +181,7 @@ class TransactionBuilder(Generic[M]):
         return b"".join(batch)
 
     def take_batches(self, max_bytes: int) -> list[tuple[str, bytes]]:
-        """Take all waiting messages, as (journal, batch) with at most `max_bytes` each. Each journal's are in order."""
+        """Take all queued messages as pairs (journal, batch) of at most `max_bytes`, in order for each journal."""
         batches = []
         for journal in self.pending_journals():
             while batch := self.take(journal, max_bytes):
@@ -179,7 +189,7 @@ class TransactionBuilder(Generic[M]):
         return batches
 
     def put_back(self, journal: str, batch: bytes) -> None:
-        """Return the batch most recently taken from a journal, because its append failed or is in doubt."""
+        """Queue the most recently taken batch of a journal again, because its append failed or is in doubt."""
         lane = self._lanes[journal]
         lane.in_doubt |= lane.in_transaction
         lane.queue.appendleft(batch)
@@ -189,8 +199,8 @@ class TransactionBuilder(Generic[M]):
     def ack_intents(self) -> dict[str, bytes]:
         """OPEN → PREPARED: return the acknowledgement for each journal that the transaction wrote to.
 
-        Keep them durably, then `commit`. Raises InvalidInput when messages wait to be taken, because their
-        acknowledgement must come after them.
+        Persist them, then call `commit`. Raises InvalidInput while messages are queued, because their acknowledgement
+        must come after them.
         """
         self._require(Phase.OPEN)
         if self._pending:
@@ -205,7 +215,7 @@ class TransactionBuilder(Generic[M]):
         return self._intents()
 
     def commit(self) -> dict[str, bytes]:
-        """PREPARED → COMMITTING: return the intents, to be appended now that they are kept durably.
+        """PREPARED → COMMITTING: return the intents, to be appended after the caller has persisted them.
 
         After this the transaction cannot be rolled back. May be called again while COMMITTING, to append the intents
         again.
@@ -215,18 +225,18 @@ class TransactionBuilder(Generic[M]):
         return self._intents()
 
     def rollback_intents(self) -> dict[str, bytes]:
-        """OPEN or PREPARED → ROLLING_BACK: drop waiting messages, and return intents that make readers drop the others.
+        """OPEN or PREPARED → ROLLING_BACK: drop queued messages, and return intents that make readers drop the rest.
 
         The intent for a journal is an acknowledgement with the clock of that journal's last acknowledgement. Readers
         have committed everything up to that clock, and all clocks of the transaction are larger. So the acknowledgement
-        commits nothing, and a reader that meets an acknowledgement drops all pending messages that it does not commit.
-        If the last acknowledgement itself was lost, this one replaces it. In a journal without any acknowledgement the
-        intent has the clock just below the producer's first message: a reader that has read that message takes this
-        clock for the last acknowledged one.
+        commits nothing, and a reader drops all pending messages that an acknowledgement does not commit. If the last
+        acknowledgement itself was lost, this one replaces it. In a journal without any acknowledgement the intent has
+        the clock just below the producer's first message: a reader that has read that message treats this clock as the
+        last acknowledged one.
 
-        An append in doubt could still reach the journal behind that acknowledgement, and its messages would be pending
-        again. The intent for its journal therefore holds a second acknowledgement with a new clock. This one commits
-        nothing, and turns all earlier messages into duplicates.
+        An append in doubt could still reach the journal after that acknowledgement, and its messages would be pending
+        again. The intent for its journal therefore holds a second acknowledgement with a new clock. The second one
+        commits nothing, and turns all earlier messages into duplicates.
 
         May be called again while ROLLING_BACK. The next transaction can begin only after `finish`, because its
         acknowledgement would commit messages that were not yet dropped.
@@ -237,11 +247,11 @@ class TransactionBuilder(Generic[M]):
             self._acks = {}
             for journal, lane in self._lanes.items():
                 if not lane.in_transaction:
-                    continue  # The messages that wait there are outside of the transaction.
+                    continue  # Its queued messages are outside of the transaction.
                 self._pending -= lane.size
                 lane.queue.clear()
                 lane.size = 0
-                lane.is_met = lane.is_written  # Readers never meet a first message that was dropped here.
+                lane.is_ack_valid = lane.is_written  # Otherwise the producer's first message was dropped here.
                 if lane.may_be_appended:
                     clock, content = lane.last_ack, self._acknowledgement(lane.last_ack)
                     if lane.in_doubt:
@@ -252,10 +262,10 @@ class TransactionBuilder(Generic[M]):
 
     @contextmanager
     def acknowledging(self) -> Iterator[list[object]]:
-        """Append the intents during the block, which puts the results of these appends into the list; then finish.
+        """Run a block that appends the intents and adds the results of the appends to the list, then call `finish`.
 
-        If the block fails or is cancelled, an append may still be applied, however late. So the producer is replaced
-        once a later block has appended the intents, as it is if a result's `may_repeat` is true.
+        If the block fails or is cancelled, an append may still be applied at any later time. A later block that appends
+        the intents therefore replaces the producer. So does a result whose `may_repeat` is true.
         """
         results: list[object] = []
         repeats, self._may_repeat = self._may_repeat, True
@@ -264,17 +274,17 @@ class TransactionBuilder(Generic[M]):
         self.finish(may_repeat=repeats or any(getattr(each, "may_repeat", False) is True for each in results))
 
     def finish(self, *, may_repeat: bool = False) -> None:
-        """COMMITTING or ROLLING_BACK → OPEN. Call it when the acknowledgements are in their journals.
+        """COMMITTING or ROLLING_BACK → OPEN. Call this after the acknowledgements are in their journals.
 
-        `may_repeat` says that one of them may appear in its journal again, however late: an append of it had no known
-        outcome.
+        `may_repeat` means that an acknowledgement may appear in its journal again at any later time, because an append
+        of it had an unknown outcome.
         """
         self._require(Phase.COMMITTING, Phase.ROLLING_BACK)
         for journal, (clock, _) in self._acks.items():
             self._lanes[journal].last_ack = clock
         for lane in self._lanes.values():
             lane.in_transaction = lane.may_be_appended = lane.in_doubt = False
-            lane.is_met = lane.is_met and not may_repeat
+            lane.is_ack_valid = lane.is_ack_valid and not may_repeat
             lane.is_written = lane.is_written and not may_repeat
         if may_repeat:
             self.producer = successor(self.producer)
@@ -294,12 +304,12 @@ class TransactionBuilder(Generic[M]):
         return lane
 
     def _lane(self, journal: str, clock: int) -> _Output:
-        """Return the state of a journal that gives the producer's next message a clock."""
+        """Return the state of a journal. `clock` is the clock of the producer's next message there."""
         lane = self._lanes.get(journal)
         if lane is None:
             lane = self._lanes[journal] = _Output(clock - 1)
-        elif not lane.is_met:
-            lane.last_ack, lane.is_met = clock - 1, True
+        elif not lane.is_ack_valid:
+            lane.last_ack, lane.is_ack_valid = clock - 1, True
         return lane
 
     def _acknowledgement(self, clock: int) -> bytes:

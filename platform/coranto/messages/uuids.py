@@ -13,7 +13,7 @@ So a Clock is `timestamp << 4 | counter`, a 64-bit integer that totally orders t
 keep the largest clock of each producer, and messages with smaller clocks are duplicates. A zero clock opts a message
 out: it is always delivered, at least once.
 
-Code that runs for each message uses `parse_uuid_text` and `format_uuid`, which make no `uuid.UUID` objects.
+Code that runs for each message uses `parse_uuid_text` and `format_uuid`, which create no `uuid.UUID` objects.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from typing import Final, NamedTuple, NewType
 from coranto.errors import InvalidInput
 
 ProducerId = NewType("ProducerId", bytes)
-"""Six bytes that identify one writer for its whole life. No other writer ever uses them."""
+"""Six bytes that identify one producer. Two writers never use the same id."""
 
 ZERO_PRODUCER: Final = ProducerId(bytes(6))
 
 CLOCK_TICK: Final = 160
-"""The clock units of one microsecond: the least step of `ProducerClock.tick`."""
+"""One microsecond in clock units: the minimum step of `ProducerClock.tick`."""
 
 _EPOCH_100NS: Final = 122_192_928_000_000_000  # From 1582-10-15 to 1970-01-01.
 _MAX_CLOCK: Final = (1 << 64) - 1
@@ -78,12 +78,12 @@ def new_producer_id(random_bytes: Callable[[int], bytes]) -> ProducerId:
 
 
 def successor(producer: ProducerId) -> ProducerId:
-    """Return the id that a writer takes when it abandons `producer`: always the same one, and unique."""
+    """Return the id that a writer uses after it abandons `producer`. The id is deterministic and unique."""
     return new_producer_id(lambda size: hashlib.sha1(producer, usedforsecurity=False).digest()[:size])
 
 
 def is_same_writer(one: ProducerId, other: ProducerId) -> bool:
-    """Return True for a producer and itself, and for a producer and its successor, in either order."""
+    """Return True if the ids are equal, or if one is the successor of the other."""
     return one == other or successor(one) == other or successor(other) == one
 
 
@@ -98,7 +98,7 @@ def clock_to_ns(clock: int) -> int:
 
 
 class ProducerClock:
-    """The strictly increasing clock of one producer. Not for concurrent use by threads.
+    """The strictly increasing clock of one producer. Not thread-safe.
 
     It follows the wall time of `wall_ns` (nanoseconds since the Unix epoch, like `time.time_ns`). It never goes back,
     even when the wall time does, and each tick advances it by at least a microsecond.
@@ -112,7 +112,7 @@ class ProducerClock:
 
     @property
     def last(self) -> int:
-        """The last clock that was given out or set; 0 before that."""
+        """The last clock that was returned or set; 0 initially."""
         return self._last
 
     def update(self, unix_ns: int) -> None:
@@ -122,13 +122,13 @@ class ProducerClock:
             self._last = now
 
     def tick(self) -> int:
-        """Read the wall time, and return a clock larger than all before it."""
+        """Read the wall time, and return a clock larger than all earlier ones."""
         now = ((self._wall_ns() // 100) + _EPOCH_100NS) << 4
         self._last = last = (now if now > self._last else self._last) + CLOCK_TICK
         return last
 
     def ticks(self, count: int) -> int:
-        """Take `count` clocks (at least 1) that are CLOCK_TICK apart, and return the first of them."""
+        """Reserve `count` clocks (at least 1) that are CLOCK_TICK apart, and return the first."""
         first = self.tick()
         self._last = first + (count - 1) * CLOCK_TICK
         return first
@@ -140,9 +140,10 @@ def build_uuid(producer: ProducerId, clock: int, flags: int) -> uuid.UUID:
 
 
 def uuid_runs(producer: ProducerId, first_clock: int, count: int, flags: int) -> Iterator[tuple[list[bytes], bytes]]:
-    """Yield the UUIDs of messages with consecutive clocks, which are CLOCK_TICK apart, in runs: up to a carry.
+    """Yield runs of the UUIDs of messages whose clocks are CLOCK_TICK apart.
 
-    The UUIDs of a run differ in their first eight digits, and have the same rest.
+    The UUIDs of a run differ only in their first eight digits: a run ends where these overflow. Each item has the first
+    eight digits of each UUID, and the rest of all of them.
     """
     clock, left = first_clock, count
     while left:
@@ -171,9 +172,9 @@ def parse_uuid_bytes(value: bytes) -> UuidParts:
 
 
 def parse_uuid_text(text: bytes) -> UuidParts:
-    """Return the parts of a message UUID in its form of 36 ASCII characters; upper case is accepted.
+    """Return the parts of a message UUID, given as 36 ASCII characters in lower or upper case.
 
-    Raises InvalidInput for anything else, and for UUIDs that are neither version 1 nor all zeros.
+    Raises InvalidInput for any other text, and for UUIDs that are neither version 1 nor all zeros.
     """
     if len(text) != 36 or not text[8] == text[13] == text[18] == text[23] == _DASH:
         raise InvalidInput(f"{text[:64]!r} is not a UUID of 36 characters")
