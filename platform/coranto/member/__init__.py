@@ -1,7 +1,7 @@
 """A process that is a member of a cluster, the same for brokers and consumers.
 
 =================  ====================================================================================
-`membership`       a member's life from its lease to its graceful exit, on given effects, in four phases
+`membership`       a member's life cycle from its lease to its graceful exit, in four phases
 `process`          `MemberProcess`: a member with its own etcd connection, ports and signals
 `settings`         the settings that all members share
 `configuration`    where settings come from: command line, environment, configuration file, default

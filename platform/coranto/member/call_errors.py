@@ -21,7 +21,7 @@ from coranto.errors import (
 from coranto.security.admission import KeysNotFetched, TokenExpired
 
 MAX_TEXT: Final = 1500
-"""The most characters of an error's text for a caller, which has to fit into the trailers of a call."""
+"""The maximum length of an error's text in characters: it must fit into the trailers of a call."""
 
 Codes = Sequence[tuple[type[BaseException], grpc.StatusCode]]
 
@@ -30,7 +30,7 @@ CODES: Final[Codes] = (
     (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
     (TokenExpired, grpc.StatusCode.DEADLINE_EXCEEDED),
-    (KeysNotFetched, grpc.StatusCode.ABORTED),  # So that an append knows that it was not applied.
+    (KeysNotFetched, grpc.StatusCode.ABORTED),  # The client then knows that an append was not applied.
     (CorruptData, grpc.StatusCode.DATA_LOSS),
     (LimitExceeded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (EtcdFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -39,7 +39,7 @@ CODES: Final[Codes] = (
     (CorantoError, grpc.StatusCode.UNKNOWN),
     (BaseException, grpc.StatusCode.INTERNAL),
 )
-"""The code of each kind of error. The first matching kind counts."""
+"""The code of each kind of error. The first match applies."""
 
 
 def code_of(error: BaseException, first: Codes = ()) -> grpc.StatusCode:
@@ -48,6 +48,6 @@ def code_of(error: BaseException, first: Codes = ()) -> grpc.StatusCode:
 
 
 def public_text(error: BaseException) -> str:
-    """Return an error's text for the caller, without text of a store, cut to MAX_TEXT."""
+    """Return an error's text for the caller, without error texts of stores, cut to MAX_TEXT."""
     text = error.public_text if isinstance(error, CorantoError) else str(error)
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"

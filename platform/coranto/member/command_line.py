@@ -65,7 +65,7 @@ def run_member(
 ) -> NoReturn:
     """Run a member with logs as configured, and exit with the code that its coroutine returns; 1 after a CorantoError.
 
-    `run` is called before there is an event loop, so that it may load code of users.
+    `run` is called before there is an event loop, so that it may load user code.
     """
     settings = configuration.settings
     try:

@@ -107,7 +107,7 @@ def render(configuration: Configuration[Any]) -> str:
 
 def _hint(kind: type[MemberSettings], name: str) -> str:
     nearest = difflib.get_close_matches(name, kind.model_fields, n=1, cutoff=0.5)
-    return f"did you mean {nearest[0]}?" if nearest else f"`{kind.command} settings` shows all that there are"
+    return f"did you mean {nearest[0]}?" if nearest else f"`{kind.command} settings` lists all settings"
 
 
 def _unknown_variables(kind: type[MemberSettings]) -> Iterator[str]:
@@ -121,7 +121,7 @@ def _unknown_variables(kind: type[MemberSettings]) -> Iterator[str]:
 def _readable_keys(kind: type[MemberSettings], file: Path | None, origins: Mapping[str, Origin]) -> Iterator[str]:
     has_keys = any(origins.get(name) is Origin.FILE for name in kind.secrets())
     if file is not None and has_keys and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        yield f"{file} holds keys, and can be read by others than its owner; chmod 600 it"
+        yield f"{file} holds keys, and can be read by users other than its owner; chmod 600 it"
 
 
 def _problem(

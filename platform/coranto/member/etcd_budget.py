@@ -1,9 +1,9 @@
 """Limits of callers' writes to etcd: the bytes of each caller, and of the whole database.
 
-etcd keeps every version of a key until its history is compacted. At its quota it refuses all changes, also those
-that the cluster needs. So each caller has a budget. Its writes use bytes of it, and it fills up
-again within the time that etcd usually keeps its history. All additions are refused while etcd's database has too
-many bytes in use. Deletions are never refused.
+etcd keeps every version of a key until its history is compacted. At its quota it rejects all changes, including those
+that the cluster needs. So each caller has a budget in bytes. Its writes consume the budget, which refills within the
+time that etcd usually keeps its history. All additions are rejected while etcd's database has too many bytes in use.
+Deletions are never rejected.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _log = structlog.get_logger(__name__)
 
 
 class EtcdBudgetExceeded(LimitExceeded):
-    """A change was refused because its caller, or all together, have written too much to etcd. Nothing was changed."""
+    """A change was rejected because its caller, or all callers, have written too much to etcd. Nothing was changed."""
 
 
 class EtcdBudgetMetrics:
-    """The counters of what callers write to etcd."""
+    """The counters of callers' writes to etcd."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.written = Counter("coranto_etcd_bytes", "Bytes that callers have written to etcd.", registry=registry)
@@ -44,12 +44,12 @@ class EtcdBudgetMetrics:
             ["limit"],
             registry=registry,
         )
-        for limit in ("caller", "total"):  # A series of each is there from the start, with 0.
+        for limit in ("caller", "total"):  # Export both series from the start, with value 0.
             self.refused.labels(limit)
 
 
 class EtcdBudget:
-    """Admits changes of etcd by callers, who are known by a text (`coranto.security.admission.caller_of`)."""
+    """Admits changes of etcd by callers, identified by a text (`coranto.security.admission.caller_of`)."""
 
     def __init__(
         self,
@@ -61,7 +61,9 @@ class EtcdBudget:
         total_bytes: int,
         note_refusal: Callable[[str], None] | None = None,
     ) -> None:
-        """`caller_bytes` returns a caller's limit within HISTORY_SECONDS, `total_bytes` is the database's. 0: none.
+        """Create a budget. 0 means no limit.
+
+        `caller_bytes` returns a caller's limit per HISTORY_SECONDS. `total_bytes` is the limit of the database.
 
         `note_refusal` is called with each caller that exceeds its own limit.
         """
@@ -71,7 +73,7 @@ class EtcdBudget:
         self._caller_bytes = caller_bytes
         self._total_bytes = total_bytes
         self._note_refusal = note_refusal
-        self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()  # As of a time; the oldest first.
+        self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()  # (bytes, time), oldest first.
         self._in_use = 0
         self._checked_at = -math.inf
 
@@ -116,7 +118,7 @@ class EtcdBudget:
             try:
                 self._in_use = await self._coordinator.bytes_in_use()
             except Unavailable:
-                self._checked_at = -math.inf  # The change itself will tell.
+                self._checked_at = -math.inf  # The change itself fails if etcd is unavailable.
         if self._in_use >= self._total_bytes:
             self._refuse(
                 "total",

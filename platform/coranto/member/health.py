@@ -1,11 +1,11 @@
-"""A member's condition over HTTP: `/metrics` for Prometheus, `/ready` and `/live` for orchestrators and load balancers.
+"""A member's health over HTTP: `/metrics` for Prometheus, `/ready` and `/live` for orchestrators and load balancers.
 
 A member is *ready* if it has loaded the key space, is announced under a lease that it holds, and is not exiting.
 Readiness ignores fragment stores: if one fails, it fails for all brokers, and all of them would be taken out of service
 although appends and reads of recent content still work. The stores' health is in the answers of appends, in
 FragmentStoreHealth and in `coranto_fragment_store_healthy`.
 
-A member is *alive* if its event loop answers. One that has lost its lease or its key space ends by itself.
+A member is *alive* if its event loop responds. A member that has lost its lease or its key space exits by itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Checks = Callable[[], Mapping[str, bool]]
 
 
 def application(registry: CollectorRegistry, checks: Checks, *, local: bool = False) -> web.Application:
-    """Return the application. `checks` returns the conditions of readiness by name, and whether each holds.
+    """Return the application. `checks` returns the conditions of readiness by name; True for each that holds.
 
     With `local`, it serves only requests addressed to this machine.
     """

@@ -1,7 +1,7 @@
-"""Protection against DNS rebinding: refuses requests that a web page makes a browser on this machine send.
+"""Protection against DNS rebinding: rejects requests that a web page sends through a browser on this machine.
 
-A web page can let its own name resolve to 127.0.0.1. Its scripts then reach servers on this machine as if they were the
-page's own server. So a loopback port without other access control serves only requests addressed to this machine.
+A web page can have its own name resolve to 127.0.0.1. Its scripts then reach servers on this machine as if they were
+the page's own server. So a loopback port without other access control serves only requests addressed to this machine.
 Browsers send the name that they resolved in `Host`.
 
 gRPC ports need no such check: browsers do not speak HTTP/2 without TLS, and with TLS they verify the name.
@@ -21,7 +21,7 @@ from coranto.security.tls import is_loopback
 def trusts_the_machine(settings: ServerSettings) -> bool:
     """Return True if every process on this machine may do everything without credentials.
 
-    That is so on a loopback host without TLS, if keys are not set or missing tokens are accepted.
+    This is the case on a loopback host without TLS, if keys are not set or missing tokens are accepted.
     """
     keys = keys_of(settings)
     return is_loopback(settings.host) and settings.tls_cert is None and (keys is None or keys.accept_missing)

@@ -1,13 +1,13 @@
-"""A member's life, on given effects: real ones in `coranto.member.process`, simulated ones in simulations.
+"""A member's life cycle. Its effects are given: real ones by `coranto.member.process`, simulated ones by simulations.
 
-A member goes through four phases, in this order. It never goes back; it may leave out DRAINING.
+A member goes through four phases, in this order. It never returns to an earlier phase, and may skip DRAINING.
 
 ========  ==========================================================================================================
-STARTING  It has no lease, or has not loaded the key space. It may wait here for an older process of its name to end.
-SERVING   Its key is announced and the key space is loaded. It takes items and serves them, and takes part in assigning.
-DRAINING  It was asked to end. Its key says that it exits, so the allocator gives its items to others. It still serves.
-EXITING   It stops the items that it still has, and gives up its lease. After a loss (of the lease, the key space, the
-          allocator or the data directory) it comes here straight from SERVING.
+STARTING  It has no lease, or has not loaded the key space. It may wait here for an older process of its name to exit.
+SERVING   Its key is announced and the key space is loaded. It serves assigned items, and takes part in allocation.
+DRAINING  It was asked to exit. Its key is marked, so the allocator moves its items to other members. It still serves.
+EXITING   It stops its remaining items, and releases its lease. After a loss (of the lease, the key space, the allocator
+          or the data directory) this phase follows SERVING directly.
 ========  ==========================================================================================================
 """
 
@@ -34,7 +34,7 @@ from coranto.wire import protocol_pb2 as pb
 _log = structlog.get_logger(__name__)
 
 Seen = tuple[int, tuple[str, ...]]
-"""The latest known revision of etcd, and the names of the members that exist."""
+"""The latest known revision of etcd, and the names of the existing members."""
 
 
 class MemberPhase(enum.Enum):
@@ -62,19 +62,19 @@ class MemberWork(Protocol):
         ...
 
     async def exit(self) -> None:
-        """Stop serving as `stop` does, and let others continue from this member's end."""
+        """Stop serving like `stop`, and let other members continue where this member ends."""
         ...
 
 
 class DataDirectory(Protocol):
-    """A member's right to use its data directory, which etcd knows of."""
+    """A member's claim to its data directory, which is recorded in etcd."""
 
     async def move_in(self) -> None:
         """Mark the directory as used by this process. Raises WrongCluster."""
         ...
 
     async def keep(self, clock: Clock, seen: Callable[[], Seen]) -> str:
-        """Return the reason once the directory and etcd no longer match."""
+        """Wait until the directory and etcd no longer match, and return the reason."""
         ...
 
     async def refresh(self, revision: int, brokers: tuple[str, ...]) -> bool:
@@ -83,7 +83,7 @@ class DataDirectory(Protocol):
 
 
 class Membership:
-    """One member: its lease, its key, its part in assigning, and its `work`."""
+    """One member: its lease, its key, its allocator, and its `work`."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Membership:
         return 1
 
     async def exit_gracefully(self) -> None:
-        """Hand items over to members that can take them, then stop the remaining ones."""
+        """Hand items over to members that can take them, then stop the remaining items."""
         _log.info("member.exiting", member=str(self.member))
         self.phase = MemberPhase.DRAINING
         await self._hand_over()
@@ -185,7 +185,7 @@ class Membership:
                 _log.warning("member.last_use_not_noted", error=str(error))
 
     async def close(self) -> None:
-        """Stop the work, and give up the lease and the key space. Cancelled, it leaves the lease to run out."""
+        """Stop the work, and release the lease and the key space. If cancelled, the lease is left to expire."""
         await self._undo.aclose()
 
     @property
@@ -227,16 +227,16 @@ class Membership:
         await asyncio.gather(self._allocation, return_exceptions=True)
 
     async def _close_session(self) -> None:
-        # A lease that we only lost sight of may live on. With it, the next process can resume this one's assignments.
+        # A lost lease may still exist in etcd. If so, the next process can resume this member's assignments with it.
         await self.session.close(revoke=not self.session.lost.is_set())
 
     async def _allocate(self) -> None:
-        """Take part in assigning. If a leader's allocator ended and the leader stayed, no other member could assign."""
+        """Run the allocator. When it ends, the member exits: if a leader stayed, no other member could allocate."""
         try:
             await self._allocator.run()
         except CoordinationError as error:
             _log.warning("member.allocator_ended", error=str(error))
-        except Exception:  # noqa: BLE001  Whatever it was, the member ends.
+        except Exception:  # noqa: BLE001  Any error ends the member.
             _log.exception("member.allocator_failed")
 
     async def _keep(self, residence: DataDirectory) -> None:

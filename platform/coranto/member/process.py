@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MemberParts:
-    """The parts of a member that brokers and consumers make differently."""
+    """The parts of a member that differ between brokers and consumers."""
 
     work: MemberWork
     keyspace: KeySpace[Any, Any, Any]
@@ -46,7 +46,7 @@ class MemberParts:
     """The gRPC server of the work, not yet bound to a port."""
     registry: CollectorRegistry
     close: Callable[[], Awaitable[None]]
-    """Closes the work's resources, at the very end."""
+    """Closes the work's resources. Called last."""
     provider: Provider | None = None
     """The provider whose tokens the server accepts."""
     residence: DataDirectory | None = None
@@ -58,11 +58,11 @@ class MemberParts:
 class MemberProcess(StagedContext, Generic[SettingsT]):
     """A running member with its own etcd connection, lease and ports. Tests run it in their own process.
 
-    Entering it starts the member, leaving it stops the member immediately. `membership` has the phases in between.
+    Entering the context starts the member, and leaving it stops the member immediately. `membership` has its phases.
     """
 
     grace_seconds: float
-    """Time that calls in progress have to finish once the member has stopped serving."""
+    """The time for calls in flight to finish after the member has stopped serving."""
 
     def __init__(self, settings: SettingsT, member: MemberId) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class MemberProcess(StagedContext, Generic[SettingsT]):
 
     @abstractmethod
     async def _make(self, coordinator: Coordinator, layout: Layout) -> MemberParts:
-        """Make the parts of the member. Nothing is announced yet."""
+        """Create the parts of the member. Nothing is announced yet."""
 
     async def _start(self) -> None:
         settings = self.settings
@@ -129,7 +129,7 @@ class MemberProcess(StagedContext, Generic[SettingsT]):
 
     @property
     def session(self) -> MemberSession:
-        """The member's lease. It is there once the member has joined."""
+        """The member's lease. Available after the member has joined."""
         return self.membership.session
 
     async def serve_until(self, stop: asyncio.Event) -> int:
@@ -137,11 +137,11 @@ class MemberProcess(StagedContext, Generic[SettingsT]):
         return await self.membership.serve_until(stop)
 
     async def exit_gracefully(self) -> None:
-        """Hand items over to other members that can take them, then stop the remaining ones."""
+        """Hand items over to other members that can take them, then stop the remaining items."""
         await self.membership.exit_gracefully()
 
     def readiness(self) -> dict[str, bool]:
-        """Return the conditions of readiness by name, and whether each holds."""
+        """Return the conditions of readiness by name; True for each that holds."""
         started = self._started
         return {
             "started": started,  # The key space is loaded, and calls are served.
@@ -151,7 +151,7 @@ class MemberProcess(StagedContext, Generic[SettingsT]):
         }
 
     def facts(self) -> dict[str, object]:
-        """Return the member's facts for the log once it serves."""
+        """Return the facts to log when the member is ready."""
         settings = self.settings
         return {
             "member": str(self.member),

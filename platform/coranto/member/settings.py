@@ -1,7 +1,7 @@
 """The settings that all members share: their names, limits and descriptions.
 
 The command line options, the environment variables, the keys of a configuration file and the tables in the docs all
-come from `MemberSettings` and its two subclasses. `coranto.member.configuration` defines which source wins.
+come from `MemberSettings` and its two subclasses. `coranto.member.configuration` defines the precedence of sources.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class MemberSettings(BaseSettings):
     command: ClassVar[str]
     """The group of commands that take these settings, such as `coranto broker`."""
     harm: ClassVar[str]
-    """The actions open to strangers if a member has no keys, such as "change shards"."""
+    """The actions that any caller may take if a member has no keys, such as "change shards"."""
 
     etcd: str = Field(default="127.0.0.1:2379", description="Endpoint of etcd: host:port, or https://host:port.")
     etcd_prefix: str = Field(default="/gazette/cluster", description="Where the cluster's keys live in etcd.")

@@ -10,7 +10,7 @@ from aiohttp import web
 from coranto.errors import ClusterError
 
 READ_BUFFER_BYTES = 1 << 19
-"""Buffer for a request's body. The sender is held back once twice as much is unread."""
+"""The buffer size for a request's body, in bytes. Backpressure applies when twice as much is unread."""
 
 # Handlers log their own errors. Requests that are not HTTP need no log entry.
 _silent = logging.getLogger("coranto.member.silent")
@@ -34,7 +34,7 @@ class Site:
         )
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> str:
-        """Start serving and return the URL. If `port` is 0, it has the chosen port. Raises ClusterError."""
+        """Start serving and return the URL. If `port` is 0, the URL has the chosen port. Raises ClusterError."""
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, host, port, ssl_context=tls, reuse_address=True).start()

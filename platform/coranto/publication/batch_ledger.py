@@ -1,20 +1,20 @@
 """The decisions of writers that publish batch after batch, such as streaming queries.
 
-A writer numbers its batches. It repeats the last one after a failure, and never an earlier one. So only the last
-decision of each writer counts, and no process has to read a ledger of a million batches. A register of the ledger
+A writer numbers its batches. After a failure it repeats the last batch, and never an earlier one. So only the last
+decision of each writer matters, and no process has to read a ledger of a million batches. A register of the ledger
 locates that decision:
 
-    `coranto.dev/batch/<writer>`  =  `<batch>.<offset>`, and `.done` behind it once it is acknowledged
+    `coranto.dev/batch/<writer>`  =  `<batch>.<offset>`, followed by `.done` after its acknowledgement
 
-A digest of the batch's content is in another one (`coranto.streams.model.batch_content`).
+Another register has a digest of the batch's content (`coranto.streams.model.batch_content`).
 
-A decision and its registers are one append, on the condition that the first is as it was read. So of several
-processes that decide the same batch, as a zombie and its successor do, one wins. The records come from
-`records.py`, and one journal may be both.
+A decision and its registers are one append, on the condition that the writer's register is unchanged. So if several
+processes decide the same batch, such as a zombie and its successor, one wins. The records have the format of
+`records.py`, and one journal may be both kinds of ledger.
 
-The process that decides a batch appends its acknowledgements. Another one that does so first *takes over*: it adds
-`.taken` to the register, before `.done`. So who decided learns if acknowledgements may come once more, however late, in
-which case its producers must not write any more (`acknowledge`).
+The process that decides a batch appends its acknowledgements. Before another process appends them, it *takes over*: it
+adds `.taken` to the register, before `.done`. The deciding process thus learns that acknowledgements may be appended
+again, at any later time. Its producers must then not write any more (`acknowledge`).
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DecidedBatch:
-    """The last batch of a writer that is decided."""
+    """The last decided batch of a writer."""
 
     batch: int
     is_acknowledged: bool
     """True if its acknowledgements are known to be in their journals."""
     is_taken: bool
-    """True if another process than the one that decided it may append them, too."""
+    """True if a process other than the one that decided it may append them, too."""
     offset: int
     """The ledger offset of the record of its decision."""
 
 
 class BatchLedger:
-    """The decisions about one writer's batches. For one thread."""
+    """The decisions about one writer's batches. Not thread-safe."""
 
     def __init__(self, client: SyncJournalClient, ledger: Ledger, writer: str, *, accept_loss: bool = False) -> None:
         self.writer = validate_batch_writer(writer)
@@ -90,21 +90,24 @@ class BatchLedger:
         return cls(client, ledger, writer, accept_loss=accept_loss)
 
     def last(self) -> DecidedBatch | None:
-        """Return the last decided batch, or None for a writer without one. Raises CorruptData."""
+        """Return the last decided batch, or None if there is none. Raises CorruptData."""
         return self._read_state()[2]
 
     def decide(
         self, batch: int, decision: Decision, digest: str = "", planned_behind: int | None = None
     ) -> Decision | None:
-        """Record the decision about a batch, unless there is one. Returns the decision that counts.
+        """Record the decision about a batch, unless there is one. Returns the decision in effect.
 
-        Returns None if the batch is decided and acknowledged, and the ledger's retention has removed the record. If a
-        later batch is decided, raises BatchChanged if it was so when this one was planned (`planned_behind` is the
-        writer's last batch then), because the writer's checkpoint is old, and otherwise Fenced. Raises LedgerDamaged if
-        the record is gone of a batch that is not acknowledged, and that is not accepted. Raises BatchChanged if the
-        batch is decided with a content of another `digest`; one that an earlier version has decided has none, and
-        counts as the same. Raises AppendOutcomeUnknown when brokers' answers were lost for the client's retry timeout:
-        open the ledger later to learn which decision counts.
+        Returns None if the batch is decided and acknowledged, and the ledger's retention has removed the record.
+
+        If a later batch is decided, raises BatchChanged if that was already the case when this batch was planned
+        (`planned_behind` is the writer's last batch at that time), because the writer's checkpoint is outdated.
+        Otherwise raises Fenced.
+
+        Raises BatchChanged if the batch is decided with content of another `digest`. A decision of an earlier version
+        has no digest, and counts as the same. Raises LedgerDamaged if the record of a batch that is not acknowledged is
+        gone, unless the loss is accepted. Raises AppendOutcomeUnknown when no response arrived within the client's
+        retry timeout: open the ledger later to learn the decision in effect.
         """
         decision, is_unknown = replace(decision, batch=(self.writer, batch)), False
         while True:
@@ -132,11 +135,11 @@ class BatchLedger:
                 return decision
 
     def take_over(self, batch: int) -> Decision | None:
-        """Return the decision about a batch whose acknowledgements this process is to append, too.
+        """Take over the acknowledgements of a batch, and return its decision.
 
-        Call this for each batch that another process has decided, or an earlier call of this one. None if the
-        acknowledgements are in their journals, or the batch is not the last one, or its record is gone and that is
-        accepted. Raises LedgerDamaged if it is not.
+        Call this for each batch that another process, or an earlier call of this process, has decided. Returns None if
+        the acknowledgements are in their journals, or the batch is not the last one, or its record is gone and the loss
+        is accepted. Raises LedgerDamaged if the record is gone otherwise.
         """
         while True:
             head, value, known, _ = self._read_state()
@@ -170,7 +173,7 @@ class BatchLedger:
             return not known.is_taken
 
     def _read_state(self) -> tuple[int, str, DecidedBatch | None, pb.LabelSet]:
-        """Return the ledger's head, the writer's register (empty without one), its content, and all registers."""
+        """Return the ledger's head, the writer's register (empty if unset), its parsed value, and all registers."""
         at = self._client.append(self._ledger.journal, b"")
         value = value_of(at.registers, self._label) or ""
         if not value:
@@ -205,7 +208,7 @@ class BatchLedger:
     def _set(
         self, line: bytes, before: str, after: str, head: int, others: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """Append a record at the head, and set the register and `others` if it is as it was."""
+        """Append a record at the head and set the register and `others`, if the register is still `before`."""
         new = label_set({self._label: after, **others})
         if not head:  # An empty journal cannot be checked by an offset; its registers show that it is empty.
             empty = label_selector(exclude=[(HELD_LABEL, "")])

@@ -1,7 +1,7 @@
-"""The ledger of publications: a journal that records which ones are decided (`records.py`).
+"""The ledger of publications: a journal that records their decisions (`records.py`).
 
 A decision is appended on the condition that the ledger still ends where the process has read to. So two processes
-cannot both decide a publication, and an append whose answer was lost may be repeated: if it was applied, the condition
+cannot both decide a publication, and an append whose response was lost may be retried: if it was applied, the condition
 fails.
 
 **Summaries.** A process that reads much of a ledger when it opens it appends a summary of all records, on the same
@@ -54,22 +54,22 @@ from coranto.wire import protocol_pb2 as pb
 _log = structlog.get_logger(__name__)
 
 MAX_WRITER_ID = 1024
-"""The largest number of characters of a writer id."""
+"""The maximum length of a writer id in characters."""
 
 
 _SUMMARY: Final = "coranto.dev/summary"
 _SUMMARY_VALUE: Final = re.compile(r"([0-9]{1,19})\.([0-9a-f]{32})")
 SUMMARIZED_BYTES: Final = 64 << 10
-"""The bytes of records behind a summary, or of a ledger without one, that are not worth another summary."""
+"""The minimum size of the records after the last summary, in bytes, to append another summary."""
 _SUMMARY_SHARE: Final = 4
-"""They are not, either, unless they are so many times as long as the last summary."""
+"""The minimum size of these records, as a multiple of the last summary's size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A ledger offset with some publications undecided.
+    """A ledger offset, and publications that are undecided there.
 
-    `revision` belongs to the ledger's creation. The mark may be given to another process.
+    `revision` is the revision of etcd that created the ledger. The mark may be given to another process.
     """
 
     journal: str
@@ -79,7 +79,7 @@ class Mark:
 
 
 class Ledger:
-    """The ledger in a journal, as this process has read it. For one thread."""
+    """The ledger in a journal, as this process has read it. Not thread-safe."""
 
     def __init__(self, client: SyncJournalClient, journal: str) -> None:
         self.journal = journal
@@ -89,12 +89,12 @@ class Ledger:
         self._journal_id = ""
         self.last_batches: Mapping[str, int] = {}
         """The last batch of each writer (`batch_ledger.py`), when the ledger was opened."""
-        self._summary = ""  # The register.
+        self._summary = ""  # The value of the register.
         self._summary_begin = self._summary_bytes = 0
-        self._only: frozenset[str] | None = None  # The publications about which it knows all, if not about others.
+        self._only: frozenset[str] | None = None  # The publications whose records are read; None for all.
         self._is_whole = True  # All records were read.
         self._has_lost = False
-        self._decisions: dict[str, Decision] = {}  # Of publications. Acknowledgement ones have no intents any more.
+        self._decisions: dict[str, Decision] = {}  # Of publications. Acknowledged ones have no intents.
         self._pending: dict[str, Decision] = {}  # Of publications and batches, until they are acknowledged.
 
     @classmethod
@@ -121,10 +121,10 @@ class Ledger:
 
     @classmethod
     def resume(cls, client: SyncJournalClient, mark: Mark, *, like: str, accept_loss: bool = False) -> Ledger:
-        """Return the ledger as far as it concerns the publications of a mark. Only content behind the mark is read.
+        """Return the ledger for the publications of a mark. Only content after the mark is read.
 
-        If the journal was recreated, or ends before the mark and the loss is accepted, it is read whole. Raises like
-        `open`.
+        If the journal was recreated, or ends before the mark and the loss is accepted, it is read whole. Raises the
+        errors of `open`.
         """
         ledger = cls(client, mark.journal)
         if ledger._revision() != mark.revision or (accept_loss and client.head(mark.journal) < mark.offset):
@@ -164,10 +164,10 @@ class Ledger:
     def find(self, writer_id: str) -> Decision | None:
         """Return the decision of a publication, or None if it was undecided when the ledger was last read.
 
-        One that is acknowledged has no intents any more.
+        An acknowledged decision has no intents.
         """
         if self._only is not None and writer_id not in self._only:
-            raise ValueError(f"of this ledger only what concerns {', '.join(sorted(self._only))} was read")
+            raise ValueError(f"only the records of {', '.join(sorted(self._only))} were read from this ledger")
         return self._decisions.get(writer_id)
 
     def unacknowledged(self) -> Iterator[Decision]:
@@ -175,14 +175,14 @@ class Ledger:
         yield from list(self._pending.values())
 
     def is_acknowledged(self, writer_id: str) -> bool:
-        """Return True unless acknowledgements of this writer id may not be in their journals yet."""
+        """Return True if all acknowledgements of this writer id are known to be in their journals."""
         return writer_id not in self._pending
 
     def decide(self, decision: Decision) -> Decision:
-        """Record a decision, unless the publication is decided already. Returns the decision that counts.
+        """Record a decision, unless the publication is decided already. Returns the decision in effect.
 
-        Raises AppendOutcomeUnknown when brokers' answers were lost until the client's retry timeout: open the ledger
-        later to learn which decision counts.
+        Raises AppendOutcomeUnknown when no response arrived within the client's retry timeout: open the ledger later to
+        learn the decision in effect.
         """
         self._append_if(decision.to_line(), lambda: self.find(decision.writer_id) is None)
         return self._decisions[decision.writer_id]
@@ -194,7 +194,7 @@ class Ledger:
     def refresh(self, *, accept_loss: bool = False) -> None:
         """Read the records that were added since the ledger was last read. Raises CorruptData and LedgerDamaged.
 
-        With `accept_loss`, content that is gone is passed by.
+        With `accept_loss`, content that is gone is skipped.
         """
         head = self._client.head(self.journal)
         if head < self._offset:
@@ -260,13 +260,13 @@ class Ledger:
         return Summary(decided, tuple(self._pending.values()))
 
     def _take_last_summary(self) -> None:
-        """Take the last summary for all that is before its end, if there is one that can be read."""
+        """Use the last summary instead of the records before it, if it can be read."""
         if not self._summary:
             return
         found = _SUMMARY_VALUE.fullmatch(self._summary)
         try:
             line = self._line_at(int(found[1])) if found else b""
-            # Any other record would stand for all those before it, and hide them.
+            # Any other record would replace all records before it, and hide them.
             if found is None or digest_of(line) != found[2] or not isinstance(parse_record(line), Summary):
                 raise ValueError(f"register {_SUMMARY} points to a missing summary ({self._summary})")
         except (LedgerDamaged, ValueError) as error:
@@ -277,7 +277,7 @@ class Ledger:
         self._offset = int(found[1]) + len(line) + 1
 
     def _summarize_if_due(self) -> None:
-        """Append a summary if many records were read. Nothing depends on that it succeeds."""
+        """Append a summary if many records were read. A failure is harmless."""
         read = self._offset - self._summary_begin - self._summary_bytes
         if self._has_lost or read < max(SUMMARIZED_BYTES, _SUMMARY_SHARE * self._summary_bytes):
             return
@@ -285,7 +285,7 @@ class Ledger:
         try:
             self._append(line, label_set({_SUMMARY: f"{self._offset}.{digest_of(line)}"}))
         except (WrongAppendOffset, RegisterMismatch):
-            return  # Another process has appended. The next one that opens the ledger will summarize it.
+            return  # Another process has appended. The next process that opens the ledger will summarize it.
         except (AppendOutcomeUnknown, NotAllowed, PermissionDenied, Unavailable) as error:
             _log.warning("publication.not_summarized", ledger=self.journal, reason=str(error))
             return
@@ -305,7 +305,7 @@ class Ledger:
         return CorruptData(f"ledger {self.journal} at offset {offset}: not a record of a publication")
 
     def _append_if(self, line: bytes, due: Callable[[], bool]) -> None:
-        """Append a record as long as it is due, each time on the condition that the end has not moved."""
+        """Append a record, retrying while `due` returns True, on the condition that the ledger's end has not moved."""
         is_unknown = False
         while due():
             try:
@@ -334,11 +334,11 @@ class Ledger:
         spec = records_spec(self.journal, found[0].spec, PUBLICATIONS)
         try:
             self._client.apply([pb.ApplyRequest.Change(upsert=spec)])
-        except EtcdTransactionFailed as error:  # Another publisher was faster. Ask brokers that know that.
+        except EtcdTransactionFailed as error:  # Another publisher was faster. Use brokers that know its revision.
             self._known_revision = error.header.etcd.revision if error.header is not None else 0
 
     def _check(self, accept_loss: bool) -> None:
-        """Raise LedgerDamaged if content and registers of the ledger do not go together, unless that is accepted."""
+        """Raise LedgerDamaged if content and registers of the ledger do not match, unless the loss is accepted."""
         while True:
             at = self._client.append(self.journal, b"", min_etcd_revision=self._known_revision)
             self._summary = value_of(at.registers, _SUMMARY) or ""
@@ -352,7 +352,7 @@ class Ledger:
             summary = {_SUMMARY: self._summary} if self._summary else {}
             as_they_are = label_selector(include=summary, exclude={} if is_held else {HELD_LABEL: ""})
             nothing = Acknowledgement("").to_line()
-            with contextlib.suppress(RegisterMismatch):  # Another process was faster. Look again.
+            with contextlib.suppress(RegisterMismatch):  # Another process was faster. Check again.
                 self._client.append(
                     self.journal,
                     nothing,
@@ -362,9 +362,9 @@ class Ledger:
                 )
 
     def _damage(self, end: int, is_held: bool) -> str:
-        """Return how the registers of a ledger that ends at `end` show that records may be gone; empty if they do not.
+        """Return the sign in the registers of a ledger that ends at `end` that records may be gone; empty without one.
 
-        Each record is one append with the registers that refer to it, so content and registers come and go together.
+        Each record is one append with the registers that refer to it, so both are kept or lost together.
         """
         if end and not is_held:
             return (

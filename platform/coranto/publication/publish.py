@@ -1,12 +1,12 @@
-"""`publish_once`: publishes a finite set of messages exactly once, also if several programs try, and try again.
+"""`publish_once`: publishes a finite set of messages exactly once, even if several programs try and retry.
 
     undecided ──all appended, recorded in the ledger──> decided ──acknowledgements appended──> visible
 
-A process that dies while the publication is undecided leaves an open transaction, which readers ignore. One that dies
-after that leaves a decision, and any later publication with the same ledger completes it.
+A process that dies while the publication is undecided leaves an open transaction, which readers ignore. A process that
+dies later leaves a decision, and any later publication with the same ledger completes it.
 
-Publications that share a ledger need not share journals or rights. If one of them cannot complete an acknowledgement of
-another, it logs this, leaves it in the ledger, and continues with its own work.
+Publications that share a ledger need not share journals or rights. A publication that cannot complete an
+acknowledgement of another one logs a warning, leaves it in the ledger, and continues with its own work.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ M = TypeVar("M")
 BATCH_BYTES = 256 << 10
 """The size of appends, in bytes."""
 OTHERS_RETRY_TIMEOUT = 5.0
-"""The time in seconds that brokers have to take an acknowledgement of another writer."""
+"""The retry timeout, in seconds, for an acknowledgement of another writer."""
 _CONCURRENCY = 8
 
 _log = structlog.get_logger(__name__)
@@ -50,7 +50,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The outcome: the number of messages that are published under this writer id, when, and whether just now.
+    """The outcome of `publish_once`: the number of messages that are published under this writer id, and the time.
 
     `time` is the Unix time in seconds of the decision. If `is_new` is False, an earlier attempt has published, and this
     call has added nothing.
@@ -77,13 +77,12 @@ def publish_once(
     """Publish messages to journals, unless a publication of this `writer_id` is decided in the ledger.
 
     All messages become visible together, to readers of committed messages, when this returns at the latest. Messages of
-    one key go to one journal, in the order given. `messages` is read once, and only as far as needed: not at all if the
-    publication is decided. So an attempt with other messages than an earlier one changes nothing. The publication is
-    the first complete attempt. Several processes may try concurrently.
+    one key go to one journal, in the order given. `messages` is read once, and not at all if the publication is
+    decided. The first complete attempt is the publication; a later attempt with other messages changes nothing. Several
+    processes may try concurrently.
 
-    Messages are not held in memory, and readers keep an open transaction's messages aside. So a publication may be
-    large,
-    but is visible only at its end.
+    Messages are not held in memory, and readers hold back the messages of an open transaction. So a publication may be
+    large, but is visible only at its end.
 
     Raises InvalidInput, JournalNotFound when there are no journals, LedgerDamaged when the ledger may have lost
     records, and the errors of appends. After any error, call it again with the same writer id. The framing must have
@@ -111,9 +110,9 @@ def publish_once(
 
 
 def finish_decisions(client: SyncJournalClient, ledger: Ledger, own: str = "") -> None:
-    """Append the acknowledgements that decisions may lack. Raises errors only for the decision of the writer `own`.
+    """Append the possibly missing acknowledgements of decisions. Raises errors only for the decision of writer `own`.
 
-    What cannot be done for another writer is logged, and stays in the ledger for the next call.
+    Failures for other writers are logged, and their decisions stay in the ledger for the next call.
     """
     pending = {decision.writer_id: decision for decision in ledger.unacknowledged()}
     if (mine := pending.pop(own, None)) is not None:
@@ -129,7 +128,7 @@ def finish_decisions(client: SyncJournalClient, ledger: Ledger, own: str = "") -
 
 
 def finish_decision(client: SyncJournalClient, ledger: Ledger, decision: Decision) -> None:
-    """Append the acknowledgements of the caller's own decision. Readers do not mind if another process does so too."""
+    """Append the acknowledgements of the caller's own decision. A second append is harmless: readers ignore it."""
     if not ledger.is_acknowledged(decision.writer_id):
         append_intents(client, decision)
         ledger.acknowledge(decision.writer_id)
@@ -138,7 +137,7 @@ def finish_decision(client: SyncJournalClient, ledger: Ledger, decision: Decisio
 def _finish_other(
     client: SyncJournalClient, ledger: Ledger, decision: Decision, refused: dict[str, CorantoError]
 ) -> None:
-    """Finish the decision of another writer, but ask no journal again that has refused. Raises the first error."""
+    """Finish the decision of another writer. Journals in `refused` are not tried again. Raises the first error."""
     for journal in sorted(decision.intents.keys() & refused.keys()):
         raise refused[journal]
     if decision.batch is not None:
@@ -170,7 +169,7 @@ def finish_batch(client: SyncJournalClient, ledger: BatchLedger, batch: int) -> 
 def append_intents(client: SyncJournalClient, decision: Decision) -> bool:
     """Append a decision's acknowledgements, to several journals concurrently.
 
-    All of them are tried. Then the first error is raised. Returns True if some may be repeated, however late.
+    Tries all of them, then raises the first error. Returns True if some may be appended again, at any later time.
     """
     errors, may_repeat = _append_all(client, decision, None)
     for error in errors.values():
@@ -181,7 +180,7 @@ def append_intents(client: SyncJournalClient, decision: Decision) -> bool:
 def _append_all(
     client: SyncJournalClient, decision: Decision, retry_timeout: float | None
 ) -> tuple[dict[str, CorantoError], bool]:
-    """Append acknowledgements, each for `retry_timeout` seconds. Returns errors, and True if some may appear again."""
+    """Append acknowledgements, each with `retry_timeout`. Returns errors, and True if some may be appended again."""
 
     def append(journal: str) -> CorantoError | bool:
         try:
@@ -209,7 +208,7 @@ def _append_all(
 
 
 class _Attempt(Generic[M]):
-    """One attempt: an open transaction of a producer of its own."""
+    """One attempt: an open transaction with its own producer."""
 
     def __init__(
         self, client: SyncJournalClient, journals: Sequence[str], key: Callable[[M], bytes], framing: Framing[M]
@@ -246,7 +245,7 @@ class _Attempt(Generic[M]):
         return self._builder.ack_intents()
 
     def abandon(self) -> None:
-        """Make readers drop the appended messages. If that fails, they keep them aside until retention removes them."""
+        """Make readers drop the appended messages. If that fails, they stay pending until retention removes them."""
         try:
             for journal, intent in self._builder.rollback_intents().items():
                 self._client.append(journal, intent, retry_unknown=True)

@@ -2,9 +2,9 @@
 
 - a decision: `{"publication": writer_id, "producer": hex, "messages": n, "time": Unix seconds, "intents": {journal:
   base64}}`, and `"batch": [writer, n]` if it is about a batch (`batch_ledger.py`)
-- that its acknowledgements are in their journals: `{"acknowledged": writer_id}`
+- an acknowledgement, which records that a decision's intents are in their journals: `{"acknowledged": writer_id}`
 - a summary of all records before it: `{"acknowledged": "", "summary": {"decided": {writer_id: [n, time]}, "pending":
-  [decision, …]}}`. Versions that know no summaries take it for an acknowledgement of nothing.
+  [decision, …]}}`. Versions without summaries read it as an acknowledgement of nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A publication that has happened: the producer whose messages count, their number, and when (Unix seconds)."""
+    """A decided publication: the producer of its messages, their number, and the time (Unix seconds)."""
 
     writer_id: str
     producer: str
-    """Empty if it is known from a summary only."""
+    """Empty if the decision is known only from a summary."""
     messages: int
     time: float
     intents: Mapping[str, bytes]
@@ -64,7 +64,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """The acknowledgements of a decision are in their journals. The writer id is empty if it says nothing."""
+    """A record that the intents of a decision are in their journals. An empty writer id acknowledges nothing."""
 
     writer_id: str
 
@@ -74,12 +74,12 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All that the records before it say."""
+    """The combined content of all records before it."""
 
     decided: Mapping[str, tuple[int, float]]
     """Number of messages and time of each publication."""
     pending: tuple[Decision, ...]
-    """Decisions of publications and batches whose acknowledgements may not be in their journals, in their order."""
+    """Decisions of publications and batches whose acknowledgements may not be in their journals, in order."""
 
     def to_line(self) -> bytes:
         decided = {writer_id: list(each) for writer_id, each in self.decided.items()}
@@ -96,7 +96,7 @@ Record: TypeAlias = Decision | Acknowledgement | Summary
 
 
 def parse_record(line: bytes) -> Record:
-    """Return the record of a line, which has no newline. Raises ValueError for a line that is none."""
+    """Return the record in a line without its newline. Raises ValueError if the line is not a record."""
     try:
         record = json.loads(line)
         if "summary" in record:

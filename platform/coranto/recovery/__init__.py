@@ -1,6 +1,6 @@
 """Recovery of journals and of their consumers: diagnose, plan, approve by hash, act, verify.
 
-`plan` has the values, `engine` makes plans and executes approved ones. Doctors find and repair damage: `content`
+`plan` has the data types, `engine` makes plans and executes approved ones. Doctors find and repair damage: `content`
 damaged stored fragments, `heads` journals that wait for `reset-head`, and `losses` both of these and permanent losses.
 Consumers have their own doctors. `journals` is the entry point of orchestrators.
 """

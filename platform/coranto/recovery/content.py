@@ -1,7 +1,7 @@
-"""Fragments that are missing from their store, or damaged there: find a good copy, and put it back.
+"""Repair of fragments that are missing from their store or damaged there: find a good copy, and restore it.
 
-Brokers forget a fragment whose file is gone when they list the store. So fragments that only audits remember are looked
-for, too. `coranto.recovery.copies` says where copies may be.
+Brokers forget a fragment whose file is gone when they list the store. So fragments that only audits remember are
+examined, too. `coranto.recovery.copies` lists the places of copies.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class ContentDoctor:
         missed: Mapping[str, Sequence[Fragment]] = {},
         connect: Callable[[ClientConfig], JournalClient] = JournalClient.of,
     ) -> None:
-        """`strays` are files that are none of the journals', by their content paths: they are set aside.
+        """`strays` are the content paths of files that belong to none of the journals: these files are set aside.
 
-        `missed` are the fragments that audits miss, by journal. `connect` makes clients of single brokers.
+        `missed` are the fragments that audits miss, by journal. `connect` creates clients of single brokers.
         """
         self._strays = frozenset(strays)
         self._missed = missed
@@ -72,7 +72,7 @@ class ContentDoctor:
         return await diagnosed(lambda info: self._examine(info, broken), list(self._journals.values()))
 
     async def _examine(self, info: JournalInfo, broken: set[str]) -> Diagnosis:
-        """Diagnose one journal. Stores of the URLs in `broken` are not asked; one that cannot be used is added."""
+        """Diagnose one journal. Stores whose URLs are in `broken` are skipped; unusable stores are added to it."""
         steps: list[RecoveryStep] = []
         losses: list[Loss] = []
         remarks: list[Remark] = []
@@ -125,7 +125,7 @@ class ContentDoctor:
         losses: list[Loss],
         remarks: list[Remark],
     ) -> None:
-        """Look for a copy of a fragment that an audit remembers, and that brokers do not know any more."""
+        """Look for a copy of a fragment that an audit remembers but brokers have forgotten."""
         owner = _owner(info, missed)
         if owner != info.name:
             remarks.append(shared(info, FragmentAudit(replace(missed, journal=owner), AuditStatus.MISSING)))
@@ -147,9 +147,9 @@ class ContentDoctor:
             )
 
     async def _store_again(self, info: JournalInfo, local: Fragment) -> list[RecoveryStep]:
-        """Return the step for a fragment that only brokers have, although its store has later ones.
+        """Return the step for a fragment that only brokers have, although its store has later fragments.
 
-        It was stored and is gone from there, so no broker stores it again by itself.
+        It was stored before and its file is gone, so no broker stores it again by itself.
         """
         for url in info.spec.fragment.stores:
             fragment = replace(local, backing_store=url)
@@ -180,7 +180,7 @@ class ContentDoctor:
             losses.append(unserved(info, fragment))
             return
         if found.status not in _DAMAGED:
-            return  # `_unreadable` reports that.
+            return  # `unreadable` reports it.
         target = _with_store(info, fragment)
         async with contextlib.aclosing(self._copies.of(info, fragment)) as copies:
             async for source, _ in copies:
@@ -244,7 +244,7 @@ class ContentDoctor:
         raise CorantoError(f"no good copy of {fragment.content_path} is left")
 
     async def _forgotten(self, fragment: Fragment) -> str:
-        """Wait until all of its brokers have listed the store again, and tell if they have."""
+        """Wait until the journal's brokers no longer list the fragment, and return a description of the outcome."""
         info = self._journals[fragment.journal]
         try:
             async with asyncio.timeout(LISTING_SECONDS):
@@ -268,7 +268,7 @@ def _key(fragment: Fragment) -> tuple[int, int, bytes]:
 
 
 def _owner(info: JournalInfo, fragment: Fragment) -> str:
-    """Return the journal whose content a fragment is: a fork shares fragments of its source."""
+    """Return the journal that a fragment belongs to: a fork shares fragments of its source."""
     try:
         shares: Sequence[Share] = folders_of(info.spec)
     except InvalidInput:
@@ -277,7 +277,7 @@ def _owner(info: JournalInfo, fragment: Fragment) -> str:
 
 
 def _with_store(info: JournalInfo, fragment: Fragment) -> Fragment:
-    """Return a fragment in a store that its journal's spec names: the fragment's own store, or else the first one."""
+    """Return the fragment in a store of its journal's spec: in its own store, or else in the first one."""
     urls = info.spec.fragment.stores
     if fragment.backing_store in urls or not urls:
         return fragment if fragment.backing_store in urls else replace(fragment, backing_store="")

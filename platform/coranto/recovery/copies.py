@@ -1,4 +1,4 @@
-"""Good copies of a fragment: in stores, and at brokers. A copy counts only if its SHA-1 is the fragment's."""
+"""Good copies of a fragment: in stores, and at brokers. A copy is good if its SHA-1 is the fragment's."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import StoreRegistry
 
 BROKER_SECONDS: Final = 0.3
-"""The time to retry one broker after a failure."""
+"""The retry timeout for one broker, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoodCopies:
-    """Finds copies. `stores` are opened by this process. `connect` makes clients of single brokers."""
+    """Finds copies. `stores` are opened by this process. `connect` creates clients of single brokers."""
 
     client: JournalClient
     stores: StoreRegistry
     connect: Callable[[ClientConfig], JournalClient] = JournalClient.of
 
     async def of(self, info: JournalInfo, fragment: Fragment) -> AsyncGenerator[tuple[str, bytes]]:
-        """Yield good copies, each with its place.
+        """Yield good copies as (place, content).
 
-        Places are the journal's stores and the fragment's former store, by all files of that content. Then all
+        First come all files with this content in the journal's stores and the fragment's former store. Then come all
         brokers of the cluster: their caches, spools, set-aside files, and spools of deleted journals.
         """
         for url in dict.fromkeys([*info.spec.fragment.stores, fragment.backing_store]):
@@ -46,7 +46,7 @@ class GoodCopies:
                 yield f"broker {member.zone}/{member.suffix}", served
 
     async def _of_store(self, url: str, fragment: Fragment) -> AsyncGenerator[bytes]:
-        """Yield the content of each good file of a store that has the name of this content, whatever its codec."""
+        """Yield the content of each good file of a store that is named for this content, with any codec."""
         named = [replace(fragment, backing_store=url)]
         with contextlib.suppress(CorantoError):
             store = self.stores.get(url)
@@ -59,10 +59,10 @@ class GoodCopies:
                 yield await self.stores.get(url).read(each)
 
     async def _of_broker(self, endpoint: str, fragment: Fragment) -> bytes | None:
-        """Return a fragment's content as one broker serves it; None if it does not, or if the SHA-1 differs."""
+        """Return a fragment's content from one broker; None if the broker does not serve it or the SHA-1 differs."""
         pieces: list[bytes] = []
         try:
-            # Without a cache of routes the broker itself is asked, and it serves its own content.
+            # Without a route cache, the request goes to this broker, which serves its own content.
             config = replace(self.client.config, endpoint=endpoint, route_cache=0, retry_timeout=BROKER_SECONDS)
             async with self.connect(config) as broker:
                 reading = broker.read(

@@ -1,4 +1,4 @@
-"""Diagnoses of many journals, concurrently, so that one that waits for its brokers does not hold up the others."""
+"""Concurrent diagnoses of many journals, so that a journal that waits for its brokers does not delay the others."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from coranto.wire import protocol_pb2 as pb
 async def diagnosed(
     examine: Callable[[JournalInfo], Awaitable[Diagnosis]], journals: Sequence[JournalInfo]
 ) -> Diagnosis:
-    """Return the diagnoses of journals as one, in the order of the journals. Raises what `examine` raises.
+    """Return the diagnoses of journals as one, in the order of the journals. Raises the errors of `examine`.
 
-    Fully suspended journals are left out: they have no content, and no broker.
+    Fully suspended journals are skipped: they have no content, and no broker.
     """
     gate = asyncio.Semaphore(CONCURRENCY)
 

@@ -1,7 +1,7 @@
-"""The engine of recovery: diagnose, plan, execute approved steps, verify. It knows no orchestrator.
+"""The engine of recovery: diagnose, plan, execute approved steps, verify. Independent of orchestrators.
 
 `make_plan` changes nothing. `carry_out` diagnoses again, and acts only if the plan still has the approved hash. It may
-be interrupted anywhere: each step is safe to repeat, and later plans omit completed steps.
+be interrupted at any point: each step is safe to repeat, and later plans omit completed steps.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class Doctor(Protocol):
     """Finds damage of one kind, and repairs it."""
 
     async def diagnose(self) -> Diagnosis:
-        """Find damage, and its remedies. Changes nothing that readers or writers could notice.
+        """Find damage, and the steps that repair it. Changes nothing that readers or writers could notice.
 
         Raises CorantoError only if nothing at all can be examined.
         """
         ...
 
     async def act(self, step: RecoveryStep) -> str:
-        """Take a step of its own diagnosis, and return a short description. Safe to repeat.
+        """Execute a step of this doctor's diagnosis, and return a short description. Safe to repeat.
 
-        Raises CorantoError when the step cannot be taken.
+        Raises CorantoError when the step cannot be executed.
         """
         ...
 
 
 class NotApproved(CorantoError):
-    """The plan is not the one that was approved. `plan` is the present one."""
+    """The plan is not the approved plan. `plan` is the current plan."""
 
     def __init__(self, approved: str, plan: Plan) -> None:
         super().__init__(
@@ -54,7 +54,7 @@ class NotApproved(CorantoError):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a step. `problem` is empty when it was taken."""
+    """The result of a step. `problem` is empty if the step succeeded."""
 
     step: RecoveryStep
     done: str = ""
@@ -72,7 +72,7 @@ class Recovery:
 
     @property
     def succeeded(self) -> bool:
-        """True if every step was taken, no step is left to take, and the audit is sound."""
+        """True if every step succeeded, the new diagnosis has no steps, and the audit is sound."""
         failed = any(result.problem for result in self.results)
         return not failed and not self.remaining.steps and (self.report is None or self.report.sound)
 
@@ -90,11 +90,10 @@ async def carry_out(
     on_result: Callable[[StepResult], None] = lambda result: None,
     on_progress: Callable[[str], None] = lambda doing: None,
 ) -> Recovery:
-    """Carry out the plan of the hash `approved`, diagnose again, and verify by an audit.
+    """Execute the plan with the hash `approved`, diagnose again, and verify by an audit.
 
-    Raises NotApproved, having changed nothing, when the present plan has another hash. A step that fails stops the
-    later steps of its subject, and no others. `on_progress` is called when each part begins; a part may
-    take minutes.
+    Raises NotApproved, without any change, when the current plan has another hash. A failed step stops the later steps
+    of its subject, and no others. `on_progress` is called when each part begins; a part may take minutes.
     """
     on_progress("examining everything again")
     diagnoses = [(doctor, await doctor.diagnose()) for doctor in doctors]

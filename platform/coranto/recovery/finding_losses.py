@@ -1,4 +1,4 @@
-"""Losses in an audit's findings: the lost content, by fields that are the same at each audit. Pure."""
+"""Losses in an audit's findings, described by fields that are the same in each audit. Does no I/O."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ LOSSES: Final[Mapping[Kind, str]] = {
     Kind.CONTENT_REPLACED: "content was replaced by other content",
     Kind.FRAGMENT_MISSING: "a fragment is missing from its store",
     Kind.BEGINNING_UNEXPLAINED: "it does not begin at 0, and the cause is unknown",
-    Kind.HEAD_FELL: "its head fell: acknowledged content and registers behind it are gone",
+    Kind.HEAD_FELL: "its head fell: acknowledged content and registers after it are gone",
     Kind.REGISTERS_LOST: "its registers are gone",
     Kind.JOURNAL_GONE: "it does not exist any more",
     Kind.JOURNAL_RECREATED: "it was deleted and created again",
     Kind.MEMORY_DAMAGED: "records of audits contradict what brokers know of them, so later losses may be unknown",
 }
 CONTENT: Final = (Kind.CONTENT_LOST, Kind.CONTENT_MISSING, Kind.FRAGMENT_MISSING)
-"""Findings about content that is gone. One audit tells it by another kind than the next, so losses do not tell them
-apart."""
+"""Findings about content that is gone. Audits may report the same loss as different kinds, so losses do not distinguish
+these."""
 
 
 def restored(steps: Iterable[RecoveryStep]) -> Iterator[tuple[RecoveryStep, tuple[int, int]]]:
-    """Yield the steps that bring content back, each with its offsets."""
+    """Yield the steps that restore content, each with its offsets."""
     for step in steps:
         if step.kind is StepKind.RESTORE_FRAGMENT:
             yield step, (int(str(step.facts["begin"])), int(str(step.facts["end"])))
 
 
 def missed_fragments(findings: Iterable[Finding]) -> dict[str, list[Fragment]]:
-    """Return the fragments that findings say are missing, by journal. Those without a file have no store."""
+    """Return the fragments that findings report as missing, by journal. Fragments without a file have no store."""
     missed: dict[str, list[Fragment]] = {}
     for finding in findings:
         files, stores = finding.facts.get("files"), finding.facts.get("stores")
@@ -50,7 +50,7 @@ def missed_fragments(findings: Iterable[Finding]) -> dict[str, list[Fragment]]:
 
 
 def losses_of(findings: Sequence[Finding], known: Sequence[Loss], steps: Sequence[RecoveryStep]) -> list[Loss]:
-    """Return the losses that findings are about, without content that losses `known` are about or steps bring back."""
+    """Return the losses in findings, without content of `known` losses and content that steps restore."""
     found: list[Loss] = []
     for each in findings:
         name = each.subject.name
@@ -68,7 +68,7 @@ def losses_of(findings: Sequence[Finding], known: Sequence[Loss], steps: Sequenc
 
 
 def loss_of(finding: Finding) -> Loss:
-    """Return a loss that is not of content at known offsets."""
+    """Return the loss of a finding whose kind is not in `CONTENT`."""
     facts = finding.facts
 
     def number(fact: str) -> int:
@@ -101,7 +101,7 @@ def loss_of(finding: Finding) -> Loss:
 
 
 def explained(losses: Sequence[Loss], findings: Sequence[Finding]) -> list[Loss]:
-    """Return losses of content with the likely cause: a spec that was changed before."""
+    """Return the losses, with the likely cause where content was lost after a change of its spec."""
     changed = subjects_of(each for each in findings if each.facts.get("spec_changed"))
     text = "Its spec changed before: shortening and lengthening its retention again would explain that"
     return [

@@ -1,4 +1,4 @@
-"""Steps, losses and remarks about fragments: how a diagnosis tells them, and how a step names its fragment. Pure."""
+"""Steps, losses and remarks about fragments, and the fragment of a step. Does no I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ASIDE: Final = ".coranto-damaged"
 
 
 def set_aside(fragment: Fragment, why: str, loses: str = "", *, stray: bool = False) -> RecoveryStep:
-    """Return the step that moves a file to where nothing reads it. A `stray` has the content of its name."""
+    """Return the step that moves a file to a folder that nothing reads. The content of a `stray` matches its name."""
     where = f"[{fragment.begin}, {fragment.end})"
     action = f"move the file of {where}, which {why}, to {ASIDE}/ of {fragment.backing_store}, where nothing reads it"
     step = _step(StepKind.SET_ASIDE_FRAGMENT, fragment, action)
@@ -39,7 +39,7 @@ def unserved(info: JournalInfo, fragment: Fragment) -> Loss:
         info.name,
         Kind.SPOOL_DIFFERS,
         f"content [{fragment.begin}, {fragment.end}) is damaged on the disk of each broker that has it, and is not "
-        f"stored. It cannot be read, and the journal continues behind it. A file {fragment.content_path} in {store}, "
+        f"stored. It cannot be read, and the journal continues after it. A file {fragment.content_path} in {store}, "
         f"whose content has the SHA-1 {fragment.sum.hex()}, would bring it back. Keep the disk: `coranto broker "
         "set-aside` shows how much of it is sound",
         begin=fragment.begin,
@@ -51,7 +51,7 @@ def unserved(info: JournalInfo, fragment: Fragment) -> Loss:
 
 
 def gone(fragment: Fragment, why: str, kept_at: str = "") -> Loss:
-    """Return the loss of a fragment's content. `kept_at` still has it."""
+    """Return the loss of a fragment's content. `kept_at` is the place that still has it, if any."""
     return Loss(
         fragment.journal,
         Kind.CONTENT_LOST,
@@ -79,7 +79,7 @@ def unreadable(journal: str, found: Sequence[FragmentAudit]) -> list[Remark]:
 
 
 def file_of(step: RecoveryStep) -> tuple[str, str]:
-    """Return the store and the path of the file that a step is of; empty texts if it is of none."""
+    """Return the store and the path of a step's file; empty texts for a step without a file."""
     if step.kind not in (StepKind.RESTORE_FRAGMENT, StepKind.SET_ASIDE_FRAGMENT):
         return "", ""
     fragment = fragment_of(step)

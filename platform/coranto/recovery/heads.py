@@ -1,4 +1,4 @@
-"""Journals that refuse appends because their stores know more than their brokers (INDEX_HAS_GREATER_OFFSET)."""
+"""Journals that reject appends because their stores end after their brokers' content (INDEX_HAS_GREATER_OFFSET)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from coranto.recovery.plan import Diagnosis, RecoveryStep, Remark, StepKind
 _ATTEMPTS: Final = 5
 _RACE_SECONDS: Final = 0.2
 LISTING_SECONDS: Final = 330.0
-"""The time to wait for brokers to list a store again. By default they do every 5 minutes."""
+"""The time in seconds to wait for brokers to list a store again. By default they list it every 5 minutes."""
 
 
 async def reset_head(client: JournalClient, journal: str) -> str:
-    """Let a journal continue behind content that its brokers do not know, and return a short description.
+    """Let a journal continue after content that its brokers do not know, and return a short description.
 
     A healthy journal is left as it is. Raises the client's errors.
     """
     for attempt in range(_ATTEMPTS):
         if attempt:
-            # Another append came in between, or the head came from a broker with an outdated index.
+            # Another append was faster, or the head came from a broker with an outdated index.
             await asyncio.sleep(_RACE_SECONDS * attempt)
         try:
             head = (await client.append(journal, b"", suspend=Suspend.KEEP)).end
@@ -40,7 +40,7 @@ async def reset_head(client: JournalClient, journal: str) -> str:
 
 
 class HeadDoctor:
-    """Finds journals that wait for `reset-head`. It asks by empty appends, which change nothing."""
+    """Finds journals that wait for `reset-head`. It probes them with empty appends, which change nothing."""
 
     def __init__(self, client: JournalClient, journals: Sequence[JournalInfo]) -> None:
         self._client = client
@@ -58,11 +58,11 @@ class HeadDoctor:
         except IndexHasGreaterOffset:
             return Diagnosis([reset_step(name, await self._client.head(name))])
         except CorantoError as error:
-            return Diagnosis(remarks=[Remark(name, f"takes no appends now: {error}")])
+            return Diagnosis(remarks=[Remark(name, f"accepts no appends now: {error}")])
         return Diagnosis()
 
     async def act(self, step: RecoveryStep) -> str:
-        """Reset the head to the step's, once brokers know the content below it, which may have just been put back."""
+        """Wait until brokers know the content below the step's head, which may be just restored, and reset the head."""
         head = int(str(step.facts["head"]))
         known = await self._client.head(step.subject)
         waited = 0.0
@@ -79,7 +79,7 @@ class HeadDoctor:
 
 
 def reset_step(journal: str, head: int) -> RecoveryStep:
-    """Return the step that lets a journal continue at `head`, where its store ends, or will end by earlier steps."""
+    """Return the step that lets a journal continue at `head`, where its store ends, at least after earlier steps."""
     return RecoveryStep(
         StepKind.RESET_HEAD,
         journal,

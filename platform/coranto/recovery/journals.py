@@ -13,9 +13,9 @@ from coranto.recovery.losses import JournalDoctor
 from coranto.recovery.plan import Plan
 
 MoreDoctors = Callable[[JournalClient, StoreRegistry], Sequence[Doctor]]
-"""Makes further doctors, such as consumers' (`coranto_consumers.recovery`)."""
+"""Creates further doctors, such as consumers' (`coranto_consumers.recovery`)."""
 MoreAudits = Callable[[JournalClient, StoreRegistry], Sequence[Check]]
-"""Makes further checks for the audit behind a recovery."""
+"""Creates further checks for the audit after a recovery."""
 
 
 @dataclass(frozen=True, slots=True)

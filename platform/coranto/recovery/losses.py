@@ -1,4 +1,4 @@
-"""Losses of journals: audits find them, nothing undoes them, and an approved plan accepts them."""
+"""Permanent losses of journals: audits find them, and an approved plan accepts them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from coranto.telemetry import ProgressReport
 
 _REPAIRED_BY_RESET: Final = (Kind.CONSISTENCY_LOST,)
 _UNKNOWN: Final = (Kind.MEMORY_UNREACHABLE, Kind.STORE_UNREACHABLE, Kind.UNANSWERED)
-"""Findings that keep an audit from recording its findings."""
+"""Findings that prevent an audit from recording its findings."""
 
 
 class JournalDoctor:
-    """Finds all damage of the journals of a selector: with the other doctors of journals, and by a deep audit.
+    """Finds all damage of the journals of a selector, with the other doctors of journals and a deep audit.
 
     Its steps come from `ContentDoctor` and `HeadDoctor`. Findings of the audit that no step repairs are losses. The
     last step accepts all losses in the memory of audits, so that later ones report only new losses.
@@ -55,7 +55,7 @@ class JournalDoctor:
     ) -> None:
         """`memory` is the URL of the store with the records of audits; by default each journal's first store.
 
-        `progress` counts the journals of audits. `connect` makes clients of single brokers.
+        `progress` counts the journals of audits. `connect` creates clients of single brokers.
         """
         self._connect = connect
         self._progress = progress
@@ -68,7 +68,7 @@ class JournalDoctor:
         self._heads = HeadDoctor(client, ())
 
     async def audit(self, accept: str = "") -> Report:
-        """Audit the journals, and read all of their content. With `accept`, take them as they are for that reason."""
+        """Audit the journals, and read all of their content. `accept` is the reason to accept their state, if any."""
         options = AuditOptions(Depth.DEEP, None, self._memory, accept=accept)
         return await audit_journals(self._client, self._stores, self._selector, options, progress=self._progress)
 
@@ -92,7 +92,7 @@ class JournalDoctor:
         folders = {info.name: _folders(info) for info in journals}
         errors = [each for each in report.errors if not is_repaired(each, steps, folders)]
         lost = self._approved = [each for each in errors if _is_loss(each) and not owners_elsewhere(each, folders)]
-        # An accepted loss does not count any more, although the content is still gone.
+        # Accepted losses are omitted, although the content is still gone.
         blamed = subjects_of(each for each in report.errors if each.kind in (*LOSSES, Kind.SPOOL_DIFFERS))
         losses = [loss for loss in content.losses if loss.subject in blamed]
         losses = explained([*losses, *losses_of(lost, losses, steps)], lost)
@@ -120,7 +120,7 @@ class JournalDoctor:
         return Diagnosis(steps, losses, remarks)
 
     async def _gone(self, finding: Finding) -> Loss:
-        """Return the loss of a journal that does not exist any more, with what brokers keep of it."""
+        """Return the loss of a journal that does not exist any more, with the content that brokers still have."""
         name, head = finding.subject.name, finding.facts["head"]
         kept: dict[str, str] = {}
         without_copy: list[Fragment] = []
@@ -177,14 +177,14 @@ def _folders(info: JournalInfo) -> Sequence[Share]:
 
 
 def _is_loss(finding: Finding) -> bool:
-    """Return True for a finding that an acceptance ends. Records that only cannot be read are no such loss."""
+    """Return True for a finding that can be accepted. Records of audits that merely cannot be read are not lost."""
     return finding.kind in LOSSES and (finding.kind is not Kind.MEMORY_DAMAGED or "files" in finding.facts)
 
 
 def is_repaired(finding: Finding, steps: Sequence[RecoveryStep], folders: Mapping[str, Sequence[Share]]) -> bool:
     """Return True if a step repairs the damage of a finding.
 
-    `folders` are the journals', by name. A step for a file of a source repairs the journals that share the file.
+    `folders` has each journal's shares by name. A step for a file of a source repairs the journals that share it.
     """
     name = finding.subject.name
     here = [step for step in steps if step.subject == name]
@@ -205,7 +205,7 @@ def is_repaired(finding: Finding, steps: Sequence[RecoveryStep], folders: Mappin
 
 
 def behind(step: RecoveryStep, others: Sequence[RecoveryStep]) -> RecoveryStep:
-    """Return the step that resets a head, where the content that other steps put into its store ends."""
+    """Return the step with the head at the end of the content that other steps restore."""
     head = int(str(step.facts["head"]))
     for begin, end in sorted(span for each, span in restored(others) if each.subject == step.subject):
         head = end if begin <= head < end else head
@@ -213,9 +213,9 @@ def behind(step: RecoveryStep, others: Sequence[RecoveryStep]) -> RecoveryStep:
 
 
 def owners_elsewhere(finding: Finding, folders: Mapping[str, Sequence[Share]]) -> list[str]:
-    """Return the journals whose content a finding of a fork is about, if that is the fork's own in no part.
+    """Return the journals that own the content of a fork's finding, if none of them is examined itself.
 
-    Return nothing if one of them is in `folders` itself: then its content is examined along with the fork's.
+    Returns nothing if one of them is in `folders`, such as the fork itself.
     """
     name, spans = finding.subject.name, spans_of(finding.facts)
     shares = folders.get(name, ())
@@ -224,7 +224,7 @@ def owners_elsewhere(finding: Finding, folders: Mapping[str, Sequence[Share]]) -
 
 
 def _is_among(finding: Finding, approved: Sequence[Finding]) -> bool:
-    """Return True if a finding is not a loss, or an approved one: the same, or of content lost with it."""
+    """Return True if a finding is not a loss, or if the approved losses include it or all of its content."""
     if not _is_loss(finding):
         return True
     same = [each for each in approved if each.subject == finding.subject]

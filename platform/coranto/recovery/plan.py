@@ -1,6 +1,6 @@
-"""Plans of recovery: the steps in order, and permanent losses. Pure.
+"""Plans of recovery: the steps in order, and permanent losses. Does no I/O.
 
-A plan is approved by its hash. The hash covers everything that determines a step or a loss, and no text about it: so an
+A plan is approved by its hash. The hash covers everything that determines a step or a loss, but no texts. So an
 approval covers exactly the plan that was read, and stays valid until the damage changes.
 """
 
@@ -60,7 +60,7 @@ class RecoveryStep:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Loss:
-    """Something that no step restores. `message` is for people, and the other fields describe the loss.
+    """Damage that no step repairs. `message` is for people, and the other fields describe the loss.
 
     `kind` comes from its finding. `begin` and `end` are offsets of `journal`, or of the subject if that is a
     journal. Content with the SHA-1 `sum` as `file` of `store` would restore it. `kept_at` names a place that still
@@ -90,7 +90,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Remark:
-    """Something that the plan leaves alone: it repairs itself, or needs a person."""
+    """A problem that the plan does not handle: it repairs itself, or needs a person."""
 
     subject: str
     message: str
@@ -141,7 +141,7 @@ class Plan:
 
     @property
     def gone(self) -> list[Loss]:
-        """The losses for good."""
+        """The permanent losses."""
         return [loss for loss in self.losses if not loss.kept_at]
 
     @property

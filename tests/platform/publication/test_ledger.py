@@ -369,7 +369,7 @@ def test_a_ledger_resumed_at_a_mark_reads_only_later_records(shop: Shop) -> None
 
     assert 0 < client.bytes_read < 1 << 10
     assert ledger.find("mine") is ledger.find("also mine") is None
-    with pytest.raises(ValueError, match="only what concerns also mine, mine was read"):
+    with pytest.raises(ValueError, match="only the records of also mine, mine were read"):
         ledger.find(MANY[0])
     assert ledger.decide(decision("mine")) == decision("mine")
     ledger.acknowledge("mine")
