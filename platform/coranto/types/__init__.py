@@ -1,8 +1,8 @@
-"""Message types: their definitions, and the registry that has them by name and version.
+"""Message types: their definitions, and a registry of definitions by name and version.
 
-A definition says how messages are framed, where their UUID is, and which fields they have. A registry is a journal of
-them. The label `app.gazette.dev/message-type` of a journal names the type of its messages, so programs that are given
-a registry read journals without a schema of their own, and refuse to publish what does not fit.
+A definition has the framing of messages, the place of their UUID, and their fields. A registry is a journal of
+definitions. The label `app.gazette.dev/message-type` of a journal names the type of its messages, so programs that are
+given a registry read journals without a schema of their own, and refuse to publish messages that do not fit.
 
 `coranto.types.arrow` maps fields to Arrow's types, and needs the `consumers` extra.
 """

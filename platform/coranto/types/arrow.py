@@ -1,7 +1,7 @@
 """Fields of message types as Arrow schemas, and back.
 
-A TIMESTAMP is `timestamp[us, tz=UTC]`, a TIMESTAMP_NTZ `timestamp[us]`. Columns are nullable, whatever the fields say,
-because messages of earlier versions may lack them; `fields_of_arrow` trusts Arrow's nullability.
+A TIMESTAMP is `timestamp[us, tz=UTC]`, a TIMESTAMP_NTZ `timestamp[us]`. All columns are nullable, even for NOT NULL
+fields, because messages of earlier versions may lack them; `fields_of_arrow` trusts Arrow's nullability.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SAME: Final = {
     pa.uint32(): PlainKind.BIGINT,
     pa.date64(): PlainKind.DATE,
 }
-"""Types of Arrow whose values another type of a field has, too."""
+"""Additional Arrow types, and the field types that hold their values."""
 
 
 def arrow_schema(fields: Sequence[TypeField]) -> pa.Schema:
@@ -57,7 +57,7 @@ def arrow_schema(fields: Sequence[TypeField]) -> pa.Schema:
 
 
 def arrow_type(kind: Kind) -> pa.DataType:
-    """Return Arrow's type of a field's type."""
+    """Return the Arrow type of a field's type."""
     match kind:
         case DecimalKind(precision, scale):
             return pa.decimal128(precision, scale)
@@ -71,7 +71,7 @@ def arrow_type(kind: Kind) -> pa.DataType:
 
 
 def fields_of_arrow(schema: pa.Schema) -> tuple[TypeField, ...]:
-    """Return the fields of columns. Raises InvalidInput for a type that fields do not have."""
+    """Return the fields of columns. Raises InvalidInput for an Arrow type without a field type."""
     return tuple(TypeField(each.name, _kind(each.type, each.name), each.nullable) for each in schema)
 
 
@@ -107,7 +107,7 @@ def require_table(table: Any, fields: Sequence[TypeField]) -> None:
 
 
 def require_filled(names: Sequence[str], columns: Sequence[Any], fields: Sequence[TypeField], place: str = "") -> None:
-    """Raise InvalidInput if a column has a null where its field is not nullable. Columns fit the fields otherwise."""
+    """Raise InvalidInput if a column has a null where its field is not nullable. The columns must fit the fields."""
     known = {field.name: field for field in fields}
     for name, column in zip(names, columns, strict=True):
         field, where = known[name], f"{place}.{name}" if place else name

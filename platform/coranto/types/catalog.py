@@ -6,15 +6,15 @@ A registry is a journal of lines of JSON. A record registers one version:
 
 `registry` is the format of records. `Catalog` folds the lines, in their order:
 
-* The versions of a type count from 1 without gaps. A record with another number is ignored: its writer has lost a race,
-  or repeated an append.
+* The versions of a type are numbered from 1 without gaps. A record with another number is ignored: its writer has lost
+  a race, or retried an append.
 * A line that is not a record is *stray*. It cannot be a version, so it is skipped and reported.
-* A record whose definition this program does not understand bars the type from this version on, because the latest
-  version is not known then. Other types, and earlier versions by their numbers, remain.
+* A record whose definition this program does not understand *excludes* the type from this version on, because the
+  latest version is then unknown. Other types, and earlier versions by number, remain available.
 * A record of a later format ends the fold with an error: it may mean anything.
 
-A new version is checked against all versions since the last one that was registered with NONE, and against that one,
-because a journal keeps messages of all of them. A definition that equals one of these versions adds nothing.
+A new version is checked against the last version that was registered with NONE and all versions after it, because a
+journal keeps messages of all of them. A definition that equals one of these versions is not registered again.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from coranto.wire import protocol_pb2 as pb
 
 FORMAT: Final = 1
 MAX_RECORD_BYTES: Final = 4 << 20
-"""The longest record in bytes. Nothing that is longer is one."""
+"""The maximum length of a record in bytes. A longer line is not a record."""
 MAX_STRAYS: Final = 100
-"""The most stray lines that are remembered."""
+"""The maximum number of stray lines to keep."""
 _RECORD: Final = "registry"
 _LAST_TIME: Final = 1e12
 
 
 @dataclass(frozen=True, slots=True)
 class TypeVersion:
-    """A registered version of a message type: its time of registration (Unix seconds), and its promise."""
+    """A registered version of a message type, with its time of registration (Unix seconds) and its promise."""
 
     number: int
     definition: MessageType
@@ -62,7 +62,7 @@ class TypeVersion:
         return str(self.reference)
 
     def to_line(self) -> bytes:
-        """Return the record of the version. Raises InvalidInput for one that is too long."""
+        """Return the record of the version. Raises InvalidInput if it is too long."""
         line = json.dumps(
             {
                 _RECORD: FORMAT,
@@ -98,7 +98,7 @@ class _Excluded:
 
 
 class Catalog:
-    """The types that the lines of a registry register, as far as they were fed."""
+    """The types that are registered by the fed lines of a registry."""
 
     def __init__(self, journal: str) -> None:
         self.journal = journal
@@ -122,9 +122,9 @@ class Catalog:
         return self._decoder.finish() is None
 
     def feed(self, content: bytes) -> None:
-        """Add content that follows the content fed before.
+        """Add content that follows the content of the previous call.
 
-        Raises CorruptData from a record of a later format on, again at each call, because the rest is unknown.
+        Raises CorruptData at a record of a later format, and at every later call, because the rest is unknown.
         """
         if self._end:
             raise CorruptData(self._end)
@@ -175,7 +175,7 @@ class Catalog:
     def _next(self, name: str) -> int:
         return len(self._versions.get(name, ())) + 1
 
-    # -- Asking ----------------------------------------------------------------------------------------------------
+    # -- Queries ---------------------------------------------------------------------------------------------------
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -183,20 +183,20 @@ class Catalog:
         return tuple(sorted(self._versions.keys() | self._excluded.keys()))
 
     def problem_of(self, name: str) -> str:
-        """Return the problem that bars a type; empty if none does."""
+        """Return the problem that excludes a type; empty if the type is not excluded."""
         found = self._excluded.get(name)
         return "" if found is None else self._excluded_text(name, found)
 
     def history(self, name: str) -> tuple[TypeVersion, ...]:
-        """Return the versions of a type that are known, the first one first. Raises MessageTypeNotFound."""
+        """Return the known versions of a type, in order. Raises MessageTypeNotFound."""
         if name not in self._versions and name not in self._excluded:
             raise MessageTypeNotFound(self.journal, name, self.names)
         return tuple(self._versions.get(name, ()))
 
     def find(self, reference: TypeReference) -> TypeVersion:
-        """Return the version that a reference means.
+        """Return the version of a reference.
 
-        Raises MessageTypeNotFound if there is none, and CorruptData for the latest one of a type that is excluded.
+        Raises MessageTypeNotFound if there is none, and CorruptData for an excluded version.
         """
         versions = self.history(reference.name)
         excluded = self._excluded.get(reference.name)
@@ -209,10 +209,10 @@ class Catalog:
         return versions[reference.version - 1]
 
     def find_for(self, journals: Mapping[str, pb.LabelSet], reference: str = "") -> TypeVersion:
-        """Return the type of journals, whose labels are given: from a reference, else the one that all of them name.
+        """Return the type of a reference, or by default the type that all journals name. `journals` has their labels.
 
-        Raises as `find`, and InvalidInput if they name none or several, or have another `content-type` than the type's
-        messages.
+        Raises the errors of `find`, and InvalidInput if the journals name no type or several types, or have a
+        `content-type` other than the type's.
         """
         found = self.find(parse_reference(reference or type_named_by(journals)))
         for journal, labels in journals.items():
@@ -230,14 +230,14 @@ class Catalog:
     # -- Registering -----------------------------------------------------------------------------------------------
 
     def promise_of(self, name: str) -> Compatibility:
-        """Return the promise of a type's next version, if it names none itself: the last one that was not NONE."""
+        """Return the default promise of a type's next version: the last promise that was not NONE, or BACKWARD."""
         kept = [each.compatibility for each in self._versions.get(name, ()) if each.compatibility != Compatibility.NONE]
         return kept[-1] if kept else Compatibility.BACKWARD
 
     def next_version(self, definition: MessageType, promise: Compatibility | None, now: float) -> TypeVersion | None:
-        """Return the version that a definition would get at the time `now`. None if a version has it already.
+        """Return the version that a definition would get at the time `now`, or None if a version already has it.
 
-        Raises IncompatibleType for one that breaks its promise, and CorruptData for a type that is excluded.
+        Raises IncompatibleType if the definition breaks its promise, and CorruptData if the type is excluded.
         """
         name = definition.name
         if (excluded := self._excluded.get(name)) is not None:
@@ -250,13 +250,13 @@ class Catalog:
         return TypeVersion(self._next(name), definition, chosen, now)
 
     def version_of(self, definition: MessageType) -> TypeVersion | None:
-        """Return the last version with exactly this definition, or None. Those before a NONE do not count."""
+        """Return the last version with exactly this definition, or None. Versions before the last NONE are ignored."""
         known = _since_cut(self._versions.get(definition.name, ()))
         same = [each for each in known if each.definition == definition]
         return same[-1] if same else None
 
     def problems(self, definition: MessageType, promise: Compatibility) -> tuple[FieldProblem, ...]:
-        """Return the breaches of a promise to the versions that it covers, the latest version's first."""
+        """Return the breaches of a promise to the versions that it covers, latest version first."""
         found: list[FieldProblem] = []
         for each in reversed(_since_cut(self._versions.get(definition.name, ()))):
             reported = {problem.place for problem in found}
@@ -266,7 +266,7 @@ class Catalog:
 
 
 def _since_cut(versions: Sequence[TypeVersion]) -> Sequence[TypeVersion]:
-    """Return the versions from the last one on that was registered with NONE."""
+    """Return the last version that was registered with NONE and all later ones; all versions if there is none."""
     cuts = [at for at, each in enumerate(versions) if each.compatibility is Compatibility.NONE]
     return versions[cuts[-1] :] if cuts else versions
 

@@ -3,15 +3,15 @@
 A reader that has one version reads messages of another version if
 
 * the framing and the place of the UUID are the same,
-* each field that both have is of the same type, or of a wider one for the reader (`kinds.widens`: TINYINT to SMALLINT
-  to INT to BIGINT, up to INT also to DOUBLE, FLOAT to DOUBLE, DECIMAL to one with no fewer digits on either side of the
-  point), and of the same nullability, or nullable for the reader,
-* fields that only the reader has are nullable. Fields that only the messages have are passed over,
-* within STRUCT, ARRAY and MAP the same holds. Keys of a MAP do not change,
+* each field of both has the same type, or a wider one for the reader (`kinds.widens`: TINYINT to SMALLINT to INT to
+  BIGINT, up to INT also to DOUBLE, FLOAT to DOUBLE, DECIMAL to one with no fewer digits on either side of the point),
+  and the same nullability, or is nullable for the reader,
+* fields that only the reader has are nullable. Fields that only the messages have are ignored,
+* the same holds within STRUCT, ARRAY and MAP. Keys of a MAP do not change,
 * rows of CSV: both have the same columns, in the same order, because a row does not name them,
-* protobuf messages: what `protobuf.wire_changes` says.
+* protobuf messages: `protobuf.wire_changes` finds no problem.
 
-`Compatibility` says which versions have to read which messages.
+`Compatibility` defines which versions must read which messages.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class Compatibility(enum.StrEnum):
     """The promise of a new version of a type."""
 
     BACKWARD = "BACKWARD"
-    """Readers that have the new version read messages of the earlier ones."""
+    """Readers that have the new version can read messages of earlier versions."""
     FORWARD = "FORWARD"
-    """Readers that have an earlier version read messages of the new one."""
+    """Readers that have an earlier version can read messages of the new version."""
     FULL = "FULL"
     """Both."""
     NONE = "NONE"
-    """None: messages of earlier versions are not read any more with this one and later ones."""
+    """No promise: readers that have this version or a later one need not read messages of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:
-    """A field that breaks the promise of a new version: its place, the problem, and a way out."""
+    """A field that breaks the promise of a new version: its place, the problem, and the remedy."""
 
     place: str
     """Such as `lines[].item`, or the name of a part that is not a field: `framing`."""
@@ -62,7 +62,7 @@ class FieldProblem:
 
 @dataclass(frozen=True, slots=True)
 class _Roles:
-    """The names of the reader's version and the messages' version, for texts; and True if the reader's is the new."""
+    """The names of the reader's and the messages' version, for texts. `is_new` is True if the reader's is the new."""
 
     reader: str
     written: str
@@ -75,7 +75,7 @@ class _Roles:
 def problems_of(
     new: MessageType, earlier: MessageType, promise: Compatibility, version: int
 ) -> tuple[FieldProblem, ...]:
-    """Return all that breaks a new version's promise to an earlier one, whose number is `version`."""
+    """Return all breaches of a new version's promise to an earlier version, whose number is `version`."""
     there, here = f"version {version}", "the new version"
     found: list[FieldProblem] = []
     if promise in (Compatibility.BACKWARD, Compatibility.FULL):
@@ -174,7 +174,7 @@ def _unreadable_kind(reader: Kind, written: Kind, place: str, roles: _Roles) -> 
 
 
 def changes_between(earlier: MessageType, later: MessageType) -> tuple[str, ...]:
-    """Return the differences of two versions as texts, for people."""
+    """Return descriptions of the differences between two versions, for people."""
     found = []
     if _form_text(earlier.form) != _form_text(later.form):
         found.append(f"framing {_form_text(later.form)} instead of {_form_text(earlier.form)}")

@@ -1,8 +1,7 @@
 """Definitions of message types: the framing of their messages, the place of the UUID, and their fields.
 
-A definition has a plain form, of texts and mappings, for files and the registry's records. `of_plain`
-takes anything and refuses everything but a definition. A definition that exists is sound: its framing holds all of its
-fields.
+A definition has a plain form, of texts and mappings, for files and the registry's records. `of_plain` accepts any value
+and rejects everything except definitions. Every definition is valid: its framing can hold all of its fields.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from coranto.types.parsing import parse_fields, parse_type
 MAX_NAME_BYTES: Final = 256
 MAX_FIELDS: Final = 10_000
 VALUE: Final = "value"
-"""The one field of messages without known fields: lines, and frames without a protobuf message."""
+"""The only field of messages without known fields: lines, and frames without a protobuf message."""
 NONE: Final = "none"
 """The plain form of a UUID's place if messages have no UUID."""
 _CSV_KINDS: Final = (
@@ -50,7 +49,7 @@ _CSV_KINDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """Lines of JSON objects. `uuid_pointer` is the JSON pointer to the UUID; None: they have none."""
+    """Lines of JSON objects. `uuid_pointer` is the JSON pointer to the UUID; None: no UUIDs."""
 
     name: ClassVar[str] = "json"
     content_type: ClassVar[str] = labels.JSON_LINES
@@ -77,7 +76,7 @@ class JsonForm:
 
 @dataclass(frozen=True, slots=True)
 class CsvForm:
-    """Rows of CSV, with a column for each field, in order. `uuid_column` counts from 0 among all; None: no UUIDs."""
+    """Rows of CSV, with a column for each field, in order. `uuid_column` is an index of all columns; None: no UUIDs."""
 
     name: ClassVar[str] = "csv"
     content_type: ClassVar[str] = labels.CSV
@@ -103,10 +102,10 @@ class CsvForm:
 
 @dataclass(frozen=True, slots=True)
 class FixedForm:
-    """Fixed frames of protobuf messages. Without `message` nothing is known of their payloads.
+    """Fixed frames of protobuf messages. Without `message` the payloads are opaque.
 
-    `descriptors` is a `FileDescriptorSet`. `uuid_field` is the field of the UUID, or a path as `meta.uuid`; None: they
-    have none.
+    `descriptors` is a `FileDescriptorSet`. `uuid_field` is the field of the UUID, or a path such as `meta.uuid`; None:
+    no UUIDs.
     """
 
     name: ClassVar[str] = "fixed"
@@ -118,7 +117,7 @@ class FixedForm:
 
     @classmethod
     def of(cls, descriptors: bytes, message: str, uuid_field: str | None = "uuid") -> FixedForm:
-        """Return the framing of messages of a type among descriptors, reduced to the type's requirements.
+        """Return the framing of messages of a type in descriptors, reduced to the descriptors that the type needs.
 
         Raises InvalidInput.
         """
@@ -171,7 +170,7 @@ KEYS: Final = ("type", "description", "framing", "fields", *(key for keys in _KE
 
 @dataclass(frozen=True, slots=True)
 class MessageType:
-    """The definition of a message type. Making one raises InvalidInput if it is not sound."""
+    """The definition of a message type. Raises InvalidInput if it is not valid."""
 
     name: str
     form: FramingForm
@@ -197,7 +196,7 @@ class MessageType:
         return self.form.content_type
 
     def to_plain(self) -> dict[str, object]:
-        """Return the plain form, which `of_plain` turns into an equal definition."""
+        """Return the plain form, which `of_plain` converts to an equal definition."""
         return {
             "type": self.name,
             **({"description": self.description} if self.description else {}),
@@ -208,10 +207,10 @@ class MessageType:
 
     @classmethod
     def of_plain(cls, plain: object) -> MessageType:
-        """Return the definition that a plain form says. Raises InvalidInput.
+        """Return the definition in a plain form. Raises InvalidInput.
 
-        `fields` is a mapping of names to types, or a text such as `id BIGINT NOT NULL, name STRING`. Fields of a
-        protobuf message may be left out: they are all that it has.
+        `fields` is a mapping of names to types, or a text such as `id BIGINT NOT NULL, name STRING`. It may be omitted
+        for a protobuf message: by default, a type has all fields of the message.
         """
         if not isinstance(plain, Mapping):
             raise InvalidInput("a definition is a mapping with the keys type, framing and fields")
@@ -290,7 +289,7 @@ def _fields(plain: Mapping[Any, Any], form: FramingForm) -> tuple[TypeField, ...
 
 
 def _field_at(fields: Sequence[TypeField], path: Sequence[str]) -> str | None:
-    """Return the place of the field that stands where a path of JSON leads, or where an object on the way is to be."""
+    """Return the place of the field at a path of JSON, or of a field on that path which is not an object; or None."""
     for at, name in enumerate(path, 1):
         found = next((each for each in fields if each.name == name), None)
         if found is None:

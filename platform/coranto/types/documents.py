@@ -10,7 +10,7 @@
 
 `framing` is `json` (default), `csv`, `fixed` or `lines`. There are `uuidPointer` for json, `csvUuidColumn` for csv, and
 for fixed `descriptorFile` (a file next to the document) or `descriptorSet` (base64), `messageType` (default: the type's
-name) and `uuidField`. `fields` may also be one text, and are all that a protobuf message has if they are left out.
+name) and `uuidField`. `fields` may also be one text. If omitted, they are all fields of a protobuf message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEYS: Final = (*KEYS, _FILE)
 
 
 def parse_type_document(text: str, folder: Path) -> MessageType:
-    """Return the definition that a document says. `folder` has the files that it names. Raises InvalidInput."""
+    """Return the definition in a document. `folder` has the files that it names. Raises InvalidInput."""
     plain = read_document(text, lambda node: _plain(node, folder))
     if plain is None:
         raise InvalidInput("the document is empty; give it the keys type, framing and fields")
@@ -38,7 +38,7 @@ def parse_type_document(text: str, folder: Path) -> MessageType:
 
 
 def format_type_document(definition: MessageType) -> str:
-    """Return a document that says a definition."""
+    """Return the document of a definition."""
     return dump_document(definition.to_plain())
 
 

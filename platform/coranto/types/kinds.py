@@ -1,7 +1,7 @@
-"""The types of messages' fields: values, their texts, and which types hold all values of another one.
+"""The types of messages' fields, their texts, and the widening of types.
 
 A TIMESTAMP is an instant, a TIMESTAMP_NTZ a date and time without a zone. `format_kind` and `format_fields` write the
-one spelling that `parsing` reads back to an equal value. `widens` is the one rule of wider types.
+canonical spelling, which `parsing` reads back to an equal value. `widens` is the only definition of wider types.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coranto.errors import InvalidInput
 from coranto.names import shown
 
 MAX_DEPTH: Final = 50
-"""The most types within types."""
+"""The maximum nesting depth of types."""
 MAX_PRECISION: Final = 38
 
 
@@ -39,7 +39,7 @@ class PlainKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DecimalKind:
-    """Decimal numbers of `precision` digits, with `scale` of them behind the point."""
+    """Decimal numbers of `precision` digits, `scale` of them after the decimal point."""
 
     precision: int
     scale: int
@@ -61,7 +61,7 @@ class ArrayKind:
 
 @dataclass(frozen=True, slots=True)
 class MapKind:
-    """Values by key. Values may be null, keys not."""
+    """Values by key. Values may be null, keys may not."""
 
     key: Kind
     value: Kind
@@ -79,7 +79,7 @@ Kind: TypeAlias = PlainKind | DecimalKind | ArrayKind | MapKind | StructKind
 
 @dataclass(frozen=True, slots=True)
 class TypeField:
-    """A field of messages, or of a nested struct. One that is not nullable is in each message that is published."""
+    """A field of messages, or of a nested struct. Each published message must have the fields that are not nullable."""
 
     name: str
     kind: Kind
@@ -87,7 +87,7 @@ class TypeField:
 
 
 INTEGERS: Final = (PlainKind.TINYINT, PlainKind.SMALLINT, PlainKind.INT, PlainKind.BIGINT)
-"""The whole numbers, the narrowest first."""
+"""The integer types, narrowest first."""
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _WIDER: Final = {
     **{narrow: frozenset(INTEGERS[at + 1 :]) for at, narrow in enumerate(INTEGERS)},
@@ -107,7 +107,7 @@ def widens(narrow: Kind, wide: Kind) -> bool:
 
 
 def kinds_in(fields: Sequence[TypeField], place: str = "") -> Iterator[tuple[str, Kind]]:
-    """Yield all types of fields with their places, such as `lines[].item`, those within others included."""
+    """Yield all types of fields, including nested types, with their places such as `lines[].item`."""
     for field in fields:
         yield from _within(field.kind, f"{place}.{field.name}" if place else field.name)
 
@@ -142,7 +142,7 @@ def require_sound(fields: Sequence[TypeField], place: str = "", depth: int = 0) 
 
 
 def require_sound_kind(kind: Kind, place: str, depth: int) -> None:
-    """Raise InvalidInput as `require_sound`, for a type at a place."""
+    """Raise InvalidInput for a type at a place, like `require_sound`."""
     if depth > MAX_DEPTH:
         raise InvalidInput(f"{place}: types are nested more than {MAX_DEPTH} deep; flatten them", field="fields")
     match kind:

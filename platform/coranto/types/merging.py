@@ -1,4 +1,4 @@
-"""The fields that hold the messages of two lists of fields: each field of either, of a type that holds both."""
+"""The union of two lists of fields: all fields of both, each with a type that holds the values of both."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _NUMBERS: Final = (*INTEGERS, PlainKind.FLOAT, PlainKind.DOUBLE)
 
 
 def merged_fields(known: Sequence[TypeField], more: Sequence[TypeField], place: str = "") -> tuple[TypeField, ...]:
-    """Return the fields of `known`, then those that only `more` has. What one of the two lacks is nullable.
+    """Return the fields of `known`, then the fields that only `more` has. A field that one of them lacks is nullable.
 
-    Raises InvalidInput for a field whose two types no type holds.
+    Raises InvalidInput for a field if no type holds the values of both of its types.
     """
     others = {field.name: field for field in more}
     found = []

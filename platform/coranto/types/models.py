@@ -1,7 +1,7 @@
 """Message types of pydantic models, dataclasses and typed dicts, whose messages `TypedLines` and `ModelRows` write.
 
-Fields have the names of the JSON that is written. A field that may be None is nullable. What pydantic writes as text
-(UUIDs, enums of texts, times of day, decimals without a number of digits) is a STRING; an aware datetime is a
+Fields have the names of the written JSON. A field that may be None is nullable. Values that pydantic writes as text
+(UUIDs, enums of texts, times of day, decimals without a number of digits) are a STRING; an aware datetime is a
 TIMESTAMP, a naive one (`pydantic.NaiveDatetime`) a TIMESTAMP_NTZ.
 """
 
@@ -48,9 +48,9 @@ _MAPS: Final = (dict, Mapping)
 def type_of_model(
     kind: type[Any], name: str = "", form: JsonForm | CsvForm | None = None, description: str = ""
 ) -> MessageType:
-    """Return the message type of a model. `name` is the class's by default, and `form` lines of JSON.
+    """Return the message type of a model. By default, `name` is the class's name, and `form` is lines of JSON.
 
-    A field at the place of the UUID is not part of the type. Raises InvalidInput for a field that has no type here.
+    A field at the place of the UUID is not part of the type. Raises InvalidInput for a field without a matching type.
     """
     form = form if form is not None else JsonForm()
     path = JsonLines(form.uuid_pointer).path if isinstance(form, JsonForm) else ()
@@ -58,7 +58,7 @@ def type_of_model(
 
 
 def _without(fields: tuple[TypeField, ...], path: Sequence[str]) -> tuple[TypeField, ...]:
-    """Return fields without the one at a path, and without structs that would then be empty."""
+    """Return the fields without the field at a path, and without structs that would then be empty."""
     found = []
     for field in fields:
         if path and field.name == path[0]:
@@ -161,7 +161,7 @@ def _kind_of_class(hint: type[Any], metadata: tuple[Any, ...], place: str, withi
 
 
 def _digits(metadata: tuple[Any, ...]) -> tuple[int, int] | None:
-    """Return the digits and decimal places that a decimal is bound to, if it is bound to both."""
+    """Return the maximum digits and decimal places of a decimal, or None unless both are set."""
     found = {
         name: getattr(each, name)
         for each in metadata

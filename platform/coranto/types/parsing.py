@@ -1,4 +1,4 @@
-"""The language of fields' types, which is spelled as in Spark and SQL: its texts are read as `kinds`.
+"""Parser of the language of fields and types, with the spelling of Spark and SQL, to the values of `kinds`.
 
 ::
 
@@ -8,7 +8,7 @@
             | STRING | BINARY | DATE | TIMESTAMP | TIMESTAMP_NTZ
             | ARRAY<type> | MAP<type, type> | STRUCT<name: type [NOT NULL], …>
 
-Case does not matter, but in names. A name with other characters than letters, digits and `_` stands in backticks.
+Keywords are case-insensitive; names are not. A name with characters other than letters, digits and `_` is in backticks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from coranto.types.kinds import (
 )
 
 MAX_TEXT: Final = 1 << 20
-"""The most characters of a list of fields."""
+"""The maximum length of a list of fields in characters."""
 _ALIASES: Final = {
     **{kind.value: kind for kind in PlainKind},
     "BYTE": PlainKind.TINYINT,
@@ -74,7 +74,7 @@ class _Token(NamedTuple):
 
 
 class _Parser:
-    """A parser by recursive descent. `wanted` is the kind of the text."""
+    """A recursive descent parser. `wanted` describes the text in errors."""
 
     def __init__(self, text: str, wanted: str) -> None:
         if len(text) > MAX_TEXT:
@@ -97,7 +97,7 @@ class _Parser:
             raise self._wrong("the name of a field")
         self._next += 1
         if colon:
-            self._takes(":")  # Spark leaves it out, too.
+            self._takes(":")  # Optional, as in Spark.
         return TypeField(token.text, self.kind(), self.nullable())
 
     def kind(self) -> Kind:

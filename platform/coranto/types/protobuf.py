@@ -1,4 +1,4 @@
-"""Fields of protobuf messages as fields of message types, and which changes of a message its readers survive.
+"""Fields of protobuf messages as fields of message types, and the compatibility of messages on the wire.
 
 =====================================  ===============================================================================
 a field                                is
@@ -12,7 +12,7 @@ google.protobuf.Timestamp              TIMESTAMP
 a message; repeated; map               STRUCT of some of its fields; ARRAY; MAP
 =====================================  ===============================================================================
 
-The first type is the one that is derived.
+The first type is the default, which `fields_of` returns.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _ALSO_READS: Final = {
     _F.TYPE_UINT64: (_F.TYPE_UINT32,),
     _F.TYPE_SINT64: (_F.TYPE_SINT32,),
 }
-"""Types of a reader's field, and other types whose values on the wire mean the same to it."""
+"""For types of a reader's field, the other types whose encoded values it reads correctly."""
 MAX_DERIVED: Final = 10_000
-"""Maximum fields of a message, including messages within it, if they are not named."""
+"""The maximum number of fields of a message, including nested messages, if a definition does not name them."""
 
 
 @functools.lru_cache(maxsize=64)
 def message_class(descriptors: bytes, message: str) -> Any:
-    """Return the class of a message among descriptors. Raises InvalidInput for one that there is not."""
+    """Return the class of a message in descriptors. Raises InvalidInput if there is no such message."""
     pool = descriptor_pool.DescriptorPool()
     try:
         files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
@@ -78,7 +78,7 @@ def message_class(descriptors: bytes, message: str) -> Any:
 
 
 def needed_descriptors(descriptors: bytes, message: str) -> bytes:
-    """Return descriptors without files that a message does not need, and without comments: equal ones are equal bytes.
+    """Return the files of descriptors that a message needs, without comments. Equal descriptors have equal bytes.
 
     Raises InvalidInput.
     """
@@ -99,10 +99,10 @@ def needed_descriptors(descriptors: bytes, message: str) -> bytes:
 
 
 def fields_of(kind: Any, uuid_field: str | None) -> tuple[TypeField, ...]:
-    """Return the fields of a message class without the UUID's.
+    """Return the fields of a message class without the UUID field.
 
-    Raises InvalidInput for a message that contains itself, and for one with too many fields: a few messages that each
-    contain the next one several times have more of them than fit into memory.
+    Raises InvalidInput for a message that contains itself, and for a message with too many fields: a few messages that
+    each contain the next one several times can have more fields than fit into memory.
     """
     fields = _derived(kind.DESCRIPTOR, (), itertools.count(1))
     return tuple(field for field in fields if field.name != uuid_field)
@@ -143,7 +143,7 @@ def _derived_single(field: FieldDescriptor, within: tuple[str, ...], count: Iter
 
 
 def map_entry(field: FieldDescriptor) -> tuple[FieldDescriptor, FieldDescriptor] | None:
-    """Return the fields of the keys and values of a map; None for a field that is none."""
+    """Return the fields of the keys and values of a map, or None for a field that is not a map."""
     entry = field.message_type
     if entry is None or not entry.GetOptions().map_entry:
         return None
@@ -151,7 +151,7 @@ def map_entry(field: FieldDescriptor) -> tuple[FieldDescriptor, FieldDescriptor]
 
 
 def require_holds(kind: Any, fields: Sequence[TypeField], uuid_field: str | None) -> None:
-    """Raise InvalidInput for fields that a message class does not have, and for a place where no UUID can be."""
+    """Raise InvalidInput for fields that a message class does not have, and for a field that cannot hold a UUID."""
     ProtobufPayload(kind, uuid_field)
     _require_fields(kind.DESCRIPTOR, fields)
 
@@ -195,10 +195,11 @@ def _wrong(field: FieldDescriptor, kind: Kind, actual: str) -> InvalidInput:
 
 
 def wire_changes(reader: Any, written: Any) -> Iterator[tuple[str, str]]:
-    """Yield the places of fields of a reader's message class that misread messages of another class, and the problem.
+    """Yield (place, problem) for each field of a reader's class that would misread messages of the class `written`.
 
-    A number means the same field on both sides: of the same name and type, and repeated in both or none. Fields of a
-    reader's `oneof` exclude each other in the messages, too. A number of an enum means the same value.
+    Without problems, a number is the same field in both classes: it has the same name and type, and is repeated in both
+    or in neither. Fields of a reader's `oneof` exclude each other in the messages, too. A number of an enum is the same
+    value.
     """
     waiting = [(reader.DESCRIPTOR, written.DESCRIPTOR, "")]
     seen: set[tuple[str, str]] = set()
@@ -239,14 +240,14 @@ def _misread(
 
 
 def _reads(field: FieldDescriptor, written: int) -> bool:
-    """Return True if a reader's field has the values of another type on the wire."""
+    """Return True if a reader's field correctly reads the encoded values of another type."""
     if field.enum_type is not None and not field.enum_type.is_closed:
         return written == _F.TYPE_INT32
     return written in _ALSO_READS.get(field.type, ())
 
 
 def _lost_in_oneofs(reader: Descriptor, written: Descriptor, place: str) -> Iterator[tuple[str, str]]:
-    """Yield the reader's oneofs that messages may fill with several fields. It keeps the last one only."""
+    """Yield the reader's oneofs with fields that messages may set together. The reader keeps only the last of these."""
     for oneof in reader.oneofs:
         known = [same for each in oneof.fields if (same := written.fields_by_number.get(each.number)) is not None]
         groups = [each.containing_oneof.full_name if each.containing_oneof else each.full_name for each in known]
@@ -259,7 +260,7 @@ def _lost_in_oneofs(reader: Descriptor, written: Descriptor, place: str) -> Iter
 
 
 def _misread_values(reader: EnumDescriptor, written: EnumDescriptor) -> Iterator[str]:
-    """Yield the problems of a reader's enum with numbers of another one. An enum may have several names of a number."""
+    """Yield the problems of a reader's enum with numbers of another enum. A number may have several names."""
     mine, theirs = _names_of(reader), _names_of(written)
     for name, value in reader.values_by_name.items():
         other = written.values_by_name.get(name)

@@ -15,7 +15,7 @@ from coranto.types.writing import require_message
 
 
 class CheckedJson(JsonLines):
-    """`JsonLines` that write no message which does not fit a version of a type. They read lines as `JsonLines` do."""
+    """`JsonLines` that reject messages that do not fit a version of a type. Reading is the same as with `JsonLines`."""
 
     def __init__(self, version: TypeVersion) -> None:
         form = version.definition.form
@@ -35,10 +35,10 @@ class CheckedJson(JsonLines):
 
 
 def framing_of(version: TypeVersion) -> Framing[Any]:
-    """Return the framing of a type's messages, such as for publishers and readers.
+    """Return the framing of a type's messages, for publishers and readers.
 
     Messages are dicts of JSON, which are checked when they are written; rows of CSV as dicts of texts; or objects of
-    the protobuf class. Raises InvalidInput for lines and frames without known fields, because a program has to say
+    the protobuf class. Raises InvalidInput for lines and frames without known fields, because the type does not define
     their content.
     """
     definition = version.definition

@@ -31,7 +31,7 @@ class TypeReference(NamedTuple):
 
 
 def parse_reference(text: str, *, field: str = "type") -> TypeReference:
-    """Return the reference of a text: a name, perhaps with `@` and a version behind it. Raises InvalidInput."""
+    """Return the reference of a text: a name, optionally followed by `@` and a version. Raises InvalidInput."""
     name, at, version = text.partition("@")
     try:
         validate_type_name(name)
@@ -43,9 +43,9 @@ def parse_reference(text: str, *, field: str = "type") -> TypeReference:
 
 
 def type_named_by(journals: Mapping[str, pb.LabelSet], *, field: str = "journals") -> str:
-    """Return the name of the one type that the labels of all journals name.
+    """Return the name of the type that the labels of all journals name.
 
-    Raises InvalidInput if one names none, or they name several; it lists the journals by type.
+    Raises InvalidInput, which lists the journals by type, if a journal names no type, or if they name several types.
     """
     by_type: dict[str, list[str]] = {}
     for journal, found in sorted(journals.items()):
@@ -72,7 +72,7 @@ def _listed(journals: list[str]) -> str:
 
 
 def require_content_type(journal: str, found: pb.LabelSet, definition: MessageType, *, field: str = "journals") -> None:
-    """Raise InvalidInput for a journal whose `content-type` differs from the messages' type. None at all is fine."""
+    """Raise InvalidInput for a journal whose `content-type` differs from the type's. The label may be missing."""
     summary = labels.value_of(found, labels.CONTENT_TYPE)
     if summary and definition.content_type and summary != definition.content_type:
         raise InvalidInput(

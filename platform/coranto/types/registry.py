@@ -1,4 +1,4 @@
-"""`TypeRegistry`: the message types that a journal registers (`catalog.py` has its records and their meaning)."""
+"""`TypeRegistry`: the message types that are registered in a journal (`catalog.py` defines its records)."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ _log = structlog.get_logger(__name__)
 
 
 class Registration(NamedTuple):
-    """The version that a definition has, and True if it was registered just now."""
+    """The version of a definition, and True if this call has registered it."""
 
     version: TypeVersion
     is_new: bool
 
 
 class TypeRegistry:
-    """The registry of message types in a journal. Safe for several tasks.
+    """The registry of message types in a journal. Safe for concurrent tasks.
 
-    Each method first reads the records that were added since the last one. A cancelled read is done again by the next
-    call; after a cancelled `register`, the version may be registered or not, and registering it again tells.
+    Each method first reads the records that were added since the last call. The next call repeats a cancelled read.
+    After a cancelled `register`, the version may or may not be registered; call `register` again to find out.
 
     Methods raise CorruptData if the registry is damaged, or has records of a later version of Coranto, and the client's
-    errors, such as JournalNotFound for a registry that there is not.
+    errors, such as JournalNotFound for a missing registry.
     """
 
     def __init__(self, client: JournalClient, journal: str, *, clock: Clock | None = None) -> None:
@@ -77,22 +77,23 @@ class TypeRegistry:
         like: str = "",
         accept_loss: bool = False,
     ) -> Registration:
-        """Register a definition as the next version of its type, unless one since the last NONE has the same.
+        """Register a definition as the next version of its type, unless a version since the last NONE has it already.
 
-        `compatibility` is the promise of the version to those before; by default the one that the last version gave,
-        and BACKWARD for the first. With `like`, a registry that does not exist is created, with the settings of that
-        journal. Raises IncompatibleType, with each field that breaks the promise, and AppendOutcomeUnknown if answers
-        were lost for the client's retry timeout: register it again then. Raises CorruptData if the brokers have lost
-        the evidence that no record is missing; `accept_loss` continues nevertheless.
+        `compatibility` is the promise of the version to earlier versions; by default the last promise that was not
+        NONE, and BACKWARD for the first version. With `like`, a registry that does not exist is created, with the
+        settings of that journal. Raises IncompatibleType, with each field that breaks the promise, and
+        AppendOutcomeUnknown if no response arrived within the client's retry timeout: then register it again. Raises
+        CorruptData if the brokers have lost the evidence that no record is missing; `accept_loss` continues
+        nevertheless.
         """
         return await self._register(lambda: definition, compatibility, like, accept_loss)
 
     async def extend(self, definition: MessageType, *, like: str = "") -> Registration:
         """Register fields that the latest version of a type lacks, and return the version that has them.
 
-        The next version holds the messages of the latest one and of `definition` (`merged_fields`). If the latest one
-        does so already, nothing is registered. `like` has the meaning that it has in `register`. Raises InvalidInput
-        if no type holds both types of a field, and the errors of `register`.
+        The next version holds the messages of the latest version and of `definition` (`merged_fields`). If the latest
+        version already holds both, nothing is registered. `like` is the same as in `register`. Raises InvalidInput if
+        no type holds both types of a field, and the errors of `register`.
         """
 
         def extended() -> MessageType:
@@ -112,7 +113,7 @@ class TypeRegistry:
     async def _register(
         self, define: Callable[[], MessageType], compatibility: Compatibility | None, like: str, accept_loss: bool
     ) -> Registration:
-        """Register the definition that `define` returns for the present content of the registry."""
+        """Register the definition that `define` returns for the current content of the registry."""
         await self._require(like)
         await self._require_held(accept_loss)
         mine: TypeVersion | None = None
@@ -138,14 +139,14 @@ class TypeRegistry:
     async def problems(
         self, definition: MessageType, *, compatibility: Compatibility | None = None
     ) -> tuple[FieldProblem, ...]:
-        """Return the reasons why `register` would refuse a definition; none if it would not. Cancellable."""
+        """Return the problems that would make `register` reject a definition; empty if there are none. Cancellable."""
         await self._refresh()
         if self._catalog.version_of(definition) is not None:
             return ()
         return self._catalog.problems(definition, compatibility or self._catalog.promise_of(definition.name))
 
     async def find(self, reference: str) -> TypeVersion:
-        """Return the latest version of a type (`shop.Order`), or a certain one (`shop.Order@3`). Cancellable.
+        """Return the latest version of a type (`shop.Order`), or a specific version (`shop.Order@3`). Cancellable.
 
         Raises MessageTypeNotFound if there is none.
         """
@@ -154,15 +155,15 @@ class TypeRegistry:
         return self._catalog.find(wanted)
 
     async def find_for(self, journals: Iterable[JournalInfo], reference: str = "") -> TypeVersion:
-        """Return the type of journals: the one that a reference names, else the one that the labels of all name.
+        """Return the type of a reference, or by default the type that the labels of all journals name.
 
-        Raises as `Catalog.find_for`. Cancellable.
+        Raises the errors of `Catalog.find_for`. Cancellable.
         """
         await self._refresh()
         return self._catalog.find_for({info.name: info.spec.labels for info in journals}, reference)
 
     async def catalog(self) -> Catalog:
-        """Return all that the registry has now. Later calls of this registry add to it. Cancellable."""
+        """Return the current content of the registry. Later calls of this registry update it. Cancellable."""
         await self._refresh()
         return self._catalog
 
@@ -202,7 +203,7 @@ class TypeRegistry:
             )
 
     async def _read_to(self, head: int) -> None:
-        """Feed the catalog up to an offset. The end of its content is read again, to see that it is still there."""
+        """Feed the catalog up to an offset. Reads the last known content again, to verify that it is unchanged."""
         known = self._tail
         begin = self._catalog.offset - len(known)
         chunks = self._client.read(self.journal, begin, end_offset=head, fail_on_jump=True)
@@ -238,7 +239,7 @@ class TypeRegistry:
             )
 
     async def _require(self, like: str) -> None:
-        """Return once the registry exists. Raises InvalidInput for a journal that cannot be one."""
+        """Ensure that the registry exists; create it like `like`. Raises InvalidInput for an unsuitable journal."""
         found = await self._listed(self.journal)
         if found is None:
             if not like:
@@ -265,7 +266,7 @@ class TypeRegistry:
         spec = records_spec(self.journal, template.spec, labels.MESSAGE_TYPES)
         try:
             await self._client.apply([pb.ApplyRequest.Change(upsert=spec)])
-        except EtcdTransactionFailed as error:  # Another process was faster. Ask brokers that know that.
+        except EtcdTransactionFailed as error:  # Another process was faster. Use brokers that know its revision.
             self._known_revision = error.header.etcd.revision if error.header is not None else 0
 
     async def _listed(self, journal: str) -> JournalInfo | None:

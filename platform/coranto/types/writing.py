@@ -39,10 +39,10 @@ _LARGEST_FLOAT: Final = 3.4028234663852886e38
 
 
 def require_columns(columns: Sequence[TypeField], fields: Sequence[TypeField]) -> None:
-    """Raise InvalidInput unless rows of these columns are messages of these fields; it tells each problem.
+    """Raise InvalidInput, with all problems, unless rows of these columns are messages of these fields.
 
-    A column has the type of its field or a narrower one. Fields that are not nullable have a column. Nulls in it are
-    the caller's to look for: columns are often nullable although none is there.
+    A column must have the type of its field or a narrower one. Fields that are not nullable must have a column. The
+    caller checks it for nulls: columns are often nullable without containing any.
     """
     if found := list(_unfit_columns(columns, fields, "")):
         raise InvalidInput("; ".join(found), field="columns")
@@ -83,9 +83,9 @@ def _unfit_kind(column: Kind, field: Kind, place: str) -> Iterator[str]:
 
 
 def require_message(message: Mapping[str, object], fields: Sequence[TypeField], without: Sequence[str] = ()) -> None:
-    """Raise InvalidInput unless a JSON message fits fields: its content parses into them, and it lacks nothing.
+    """Raise InvalidInput unless a JSON message fits fields: its values parse into them, and no required one is missing.
 
-    `without` is the path of its UUID, which is not one of the fields.
+    `without` is the path of the message's UUID, which is not one of the fields.
     """
     if found := next(_unfit_values(message, fields, "", tuple(without)), None):
         raise InvalidInput(found, field="message")
@@ -169,7 +169,7 @@ def _is_day(text: str) -> bool:
 
 
 def _is_decimal(value: object, kind: DecimalKind) -> bool:
-    """Return True if a number, or its text, has no more digits than a column on either side of the point."""
+    """Return True if a number, or its text, has no more digits than the type on either side of the point."""
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = decimal.Decimal(value)
     if isinstance(value, bool) or not isinstance(value, int | float | decimal.Decimal):
