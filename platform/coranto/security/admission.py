@@ -19,7 +19,7 @@ UNRESTRICTED: Final = Claims(Capability.ALL)
 
 
 def caller_of(claims: Claims, peer: str) -> str:
-    """Return a text that names a caller for limits: by its token, or without one by its address, as gRPC shows it."""
+    """Return a text that identifies a caller for limits: by its token, or else by its address in gRPC's form."""
     if claims is not UNRESTRICTED:
         return claims.identity
     return f"the caller at {peer.rpartition(':')[0] if peer.startswith(('ipv4:', 'ipv6:')) else peer}"
@@ -30,7 +30,7 @@ class TokenExpired(CorantoError):
 
 
 class KeysNotFetched(Unavailable):
-    """The provider's key that verifies a call's token is not there yet. The call had no effect, and may be repeated."""
+    """The provider's key for a call's token has not been fetched yet. The call had no effect, and may be retried."""
 
 
 class Authorizer:
@@ -39,11 +39,11 @@ class Authorizer:
     def __init__(
         self, keys: Keys | None, clock: Clock, rules: Mapping[str, Capability], provider: Provider | None = None
     ) -> None:
-        """`rules` maps each method to the capability that it needs. A method without a rule cannot be served.
+        """Create an authorizer. Tokens of `provider` are accepted in addition to tokens signed with `keys`.
 
-        Besides the keys', the tokens of `provider` are accepted.
+        `rules` maps each method to the capability that it needs. A method without a rule cannot be served.
 
-        Without keys everybody may do everything.
+        Without keys every caller may do everything.
         """
         self._keys = keys
         self._provider = provider
@@ -52,12 +52,12 @@ class Authorizer:
 
     @property
     def admits_all(self) -> bool:
-        """True if everybody may do everything, under UNRESTRICTED claims."""
+        """True if every caller may do everything, under UNRESTRICTED claims."""
         return self._keys is None
 
     @property
     def epoch(self) -> int:
-        """A number that changes when tokens that were valid may not be valid any more."""
+        """A number that changes when valid tokens may have become invalid."""
         return self._provider.epoch if self._provider is not None else 0
 
     @asynccontextmanager
@@ -65,7 +65,7 @@ class Authorizer:
         """Serve a call under the claims of its token, while they are valid.
 
         Raises Unauthenticated and PermissionDenied. Raises TokenExpired when the claims expire before the call has been
-        served. Its work is then cancelled, as if the caller had gone away.
+        served. Its work is then cancelled, as if the caller had disconnected.
         """
         capability = self._rules[method]
         if self._keys is None:

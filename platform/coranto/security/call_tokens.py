@@ -13,7 +13,7 @@ _MAX_KEPT = 1024
 
 
 class CallTokens:
-    """Makes the metadata that authorizes calls; None without `auth`."""
+    """Creates the metadata that authorizes calls; None without `auth`."""
 
     def __init__(self, auth: Auth | None, clock: Clock, subject: str = "") -> None:
         """`subject` names the caller in tokens that it signs."""
@@ -29,15 +29,15 @@ class CallTokens:
         return self._source is None or self._source.is_fresh
 
     async def ready(self) -> None:
-        """Get a token from the provider, if `auth` has one and its token has expired. Renew it before that.
+        """Ensure a valid token, if `auth` has a provider. Waits only if there is none; otherwise renews it if due.
 
-        Raises Unauthenticated if the provider refuses, and Unavailable if it does not answer.
+        Raises Unauthenticated if the provider rejects the request, and Unavailable if it does not respond.
         """
         if self._source is not None:
             await self._source.ready()
 
     def refused(self) -> bool:
-        """Return True if a call whose token a server has refused may be repeated, with another one of the provider."""
+        """Drop a token that a server has rejected. Return True if the call may be retried with a new token."""
         return self._source is not None and self._source.drop()
 
     def about(self, capability: Capability, journal: str) -> Metadata | None:

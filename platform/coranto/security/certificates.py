@@ -1,7 +1,7 @@
 """Certificates in PEM files, which operators replace while they are in use.
 
-New connections use the present content of the files. Established connections stay. While files do not belong together,
-because they are being replaced one after the other, the content that was read last stays in use.
+New connections use the current content of the files. Established connections stay. While files do not match, because
+they are being replaced one after the other, the last usable content stays in use.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ class Reloaded(Generic[T]):
     """A value that is built from files, and rebuilt when they change."""
 
     def __init__(self, make: Callable[[], T], files: Iterable[Path | None]) -> None:
-        """Raises the errors of `make`. Later its InvalidInput and OSError are logged, and the present value stays."""
+        """Build the first value. Raises the errors of `make`.
+
+        If a later rebuild raises InvalidInput or OSError, the error is logged, and the current value is kept.
+        """
         self._make = make
         self._files = [path for path in files if path is not None]
         self._seen = self._refused = self._stamps()  # Before reading, so that a concurrent change is noticed.
         self._current = make()
 
     def get(self) -> T:
-        """Return the value of the present files, or else the last good one. It is the same object until it changes."""
+        """Return the value of the current files, or else the last good one. It is the same object until it changes."""
         now = self._stamps()
         if now not in (self._seen, self._refused):
             try:
@@ -63,7 +66,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 class ChannelCertificates:
-    """Credentials for TLS channels, made of the files of a ClientTls. The files are read at the first use."""
+    """Credentials for TLS channels, built from the files of a ClientTls. The files are read at the first use."""
 
     def __init__(self, tls: ClientTls | None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._tls = tls or ClientTls()
@@ -109,15 +112,15 @@ def client_context(tls: ClientTls, protocol: str) -> ssl.SSLContext:
 def check_usable(ca: Path | None, cert: Path | None, key: Path | None) -> None:
     """Check that `ca` holds authorities, and that a certificate and its key match. Raises InvalidInput."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_ciphers("DEFAULT:@SECLEVEL=0")  # The peer judges how strong a certificate is.
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")  # The peer checks the strength of a certificate.
     load(context, ca, cert, key)
 
 
 def load(context: ssl.SSLContext, ca: Path | None, cert: Path | None, key: Path | None) -> None:
-    """Load a certificate and trusted authorities into a context, as far as given. Raises InvalidInput."""
+    """Load a certificate and trusted authorities, if given, into a context. Raises InvalidInput."""
     try:
         if cert is not None:
-            context.load_cert_chain(cert, key, password="")  # Else OpenSSL asks on the terminal for a key's password.
+            context.load_cert_chain(cert, key, password="")  # Otherwise OpenSSL prompts for a key's password.
         if ca is not None:
             context.load_verify_locations(ca)
     except ssl.SSLError as error:

@@ -3,8 +3,8 @@
 A signed document is a JWT (HS256) whose content is the document.
 
 The keys are the cluster's (`coranto.security.tokens.Keys`). A document is not a token: the header's `typ` names its
-kind, and only documents of the expected kind are accepted. Brokers in turn refuse a document as a token, because it
-lacks the claims of one.
+kind, and only documents of the expected kind are accepted. Brokers in turn reject a document as a token, because it
+lacks the claims of a token.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def sign_document(kind: DocumentKind, content: bytes, keys: Keys) -> str:
 def verify_document(kind: DocumentKind, signed: str, keys: Keys) -> bytes:
     """Return the content of a signed document.
 
-    Raises Unauthenticated if none of the keys signed it or if it was changed, and InvalidInput if it is a document of
-    another kind or none at all.
+    Raises Unauthenticated if none of the keys signed it or if it was changed, and InvalidInput for a document of
+    another kind and for any other text.
     """
     text = signed.strip()
     header = claimed_header(text)
@@ -65,7 +65,7 @@ D = TypeVar("D", bound=Versioned)
 
 
 def parse_document(adapter: pydantic.TypeAdapter[D], text: str | bytes, *, name: str, field: str, newest: int) -> D:
-    """Return the document of its JSON. `newest` is the last version of the format that this program reads.
+    """Parse a document from JSON. `newest` is the last version of the format that this program reads.
 
     Raises InvalidInput for other text, and for documents of later versions.
     """

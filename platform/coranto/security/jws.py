@@ -17,7 +17,7 @@ _ALGORITHM: Final = "HS256"
 
 @functools.cache
 def _jws() -> PyJWS:
-    import jwt  # Imported here: it takes long, and without keys it is not needed.
+    import jwt  # Imported lazily: it is slow, and not needed without keys.
 
     return jwt.PyJWS(algorithms=[_ALGORITHM], options={"enforce_minimum_key_length": True})
 
@@ -36,7 +36,7 @@ def sign(content: bytes, keys: Keys, header: Mapping[str, str]) -> str:
 
 
 def verify(text: str | bytes, keys: Keys) -> Signed | None:
-    """Return the header and content of a text, or None if none of the keys has signed it as it is."""
+    """Return the header and content of a signed text, or None if no key verifies it."""
     import jwt
 
     for secret in keys.secrets:

@@ -43,7 +43,7 @@ class ServerSettings(Protocol):
 
     @property
     def oidc(self) -> Path | None:
-        """The file about the OpenID Connect provider whose tokens are accepted besides tokens by keys."""
+        """The file of the OpenID Connect provider whose tokens are accepted in addition to tokens by keys."""
 
     @property
     def tls_cert(self) -> Path | None: ...
@@ -51,7 +51,7 @@ class ServerSettings(Protocol):
     def tls_key(self) -> Path | None: ...
     @property
     def tls_client_ca(self) -> Path | None:
-        """The authorities for the certificates that clients and peers must show. None means they need none."""
+        """The authorities for the certificates of clients and peers. None: they need no certificates."""
 
     @property
     def peer_cert(self) -> Path | None: ...
@@ -67,7 +67,7 @@ class ServerSettings(Protocol):
     def etcd_key(self) -> Path | None: ...
     @property
     def serve_anyone_without_keys(self) -> bool:
-        """True if everybody who can reach the server is trusted."""
+        """True if every client that can reach the server is trusted."""
 
 
 def keys_of(settings: ServerSettings) -> Keys | None:
@@ -79,7 +79,7 @@ def keys_of(settings: ServerSettings) -> Keys | None:
 def provider_of(settings: ServerSettings, registry: CollectorRegistry) -> Provider | None:
     """Return the provider whose tokens are accepted, not yet started; None if there is none.
 
-    Its metric is in `registry` in any case. Raises InvalidInput, and MissingExtra without the extra `oidc`.
+    Always adds its metric to `registry`. Raises InvalidInput, and MissingExtra without the extra `oidc`.
     """
     age = Gauge(
         "coranto_oidc_keys_age_seconds",
@@ -144,9 +144,9 @@ def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | Non
 
 
 def server_contexts(settings: ServerSettings, protocol: str) -> Reloaded[ssl.SSLContext] | None:
-    """Return the server's TLS contexts for a protocol that is not gRPC: of the present files, for new connections.
+    """Return the server's TLS contexts for a protocol other than gRPC. New connections use the current files.
 
-    None when there is no certificate, and so no TLS.
+    Returns None when there is no certificate, and so no TLS.
     """
     if settings.tls_cert is None or settings.tls_key is None:
         return None
@@ -169,7 +169,7 @@ def server_context(settings: ServerSettings) -> ssl.SSLContext | None:
 
 
 def check_exposure(settings: ServerSettings, endpoint: str, *, harm: str) -> None:
-    """Check that no tokens are sent in the clear, and that access without credentials was chosen explicitly.
+    """Check that no tokens are sent in the clear, and that access without credentials is enabled explicitly.
 
     `endpoint` is the endpoint that the server advertises. `harm` names what strangers could do, such as "change
     shards". Raises InvalidInput.
@@ -181,7 +181,7 @@ def check_exposure(settings: ServerSettings, endpoint: str, *, harm: str) -> Non
             if not settings.serve_anyone_without_keys:
                 raise InvalidInput(
                     f"any client of {settings.host} could {harm}: set auth_keys or tls_client_ca, or listen on "
-                    "127.0.0.1. If everybody there is to be trusted, say so by --serve-anyone-without-keys",
+                    "127.0.0.1. If every client there is trusted, pass --serve-anyone-without-keys",
                     field="host",
                 )
             _log.warning("security.anyone_may_call", host=settings.host, harm=harm)

@@ -1,4 +1,4 @@
-"""Certificates of a client, and the check for hosts that need none."""
+"""Certificates of a client, and the check for loopback hosts."""
 
 from __future__ import annotations
 

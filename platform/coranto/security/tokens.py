@@ -9,7 +9,7 @@ A token is a JWT, signed with a key that brokers share (HS256; HS384 is accepted
     {"cap": 8, "sel": {"include": {"labels": [{"name": "name", "value": "flights/", "prefix": true}]},
                        "exclude": {"labels": []}}, "iat": 1700000000, "exp": 1700003600}
 
-A token that is not fully understood is refused. No error shows a token or a key.
+A token that is not fully understood is rejected. No error shows a token or a key.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ _SIGN_WITH = "HS256"
 _MAX_SUBJECT = 256
 _MAX_TIME = 2.0**53
 _MAX_SCOPE_BYTES = 2048
-"""The size limit for selectors in tokens. Larger ones would exceed the metadata that servers accept."""
+"""The size limit for selectors in tokens, in bytes. Larger ones would exceed the metadata that servers accept."""
 
 
 @functools.cache
 def _jws() -> PyJWS:
-    # Imported here: it takes long, and Spark's workers need it seldom.
+    # Imported lazily: it is slow, and Spark's workers rarely need it.
     import jwt
 
-    # Keys shorter than the hash are refused (RFC 7518, 3.2): for HS384, keys below 48 bytes.
+    # Keys shorter than the hash are rejected (RFC 7518, 3.2): for HS384, keys below 48 bytes.
     return jwt.PyJWS(algorithms=["HS256", "HS384"], options={"enforce_minimum_key_length": True})
 
 
@@ -103,7 +103,7 @@ class Secret:
 class Claims:
     """The grant of a token: `capability` on the journals that `selector` matches, until `exp`. Times are Unix seconds.
 
-    The selector sees a journal's labels and its `name`. An empty selector matches every journal.
+    The selector matches a journal's labels and its `name`. An empty selector matches every journal.
     """
 
     capability: Capability
@@ -111,11 +111,11 @@ class Claims:
     iat: float = 0.0
     exp: float = math.inf
     subject: str = ""
-    """The bearer's name, so that limits count its tokens together."""
+    """The bearer's name. Limits count all tokens of one bearer together."""
 
     @property
     def identity(self) -> str:
-        """A text that is the same for all tokens of one bearer: its name, otherwise its tokens' rights."""
+        """A text that identifies the bearer: its name, or else the rights of the token."""
         if self.subject:
             return f"the bearer {self.subject}"
         scope = hashlib.sha256(self.selector.SerializeToString(deterministic=True)).hexdigest()[:12]
@@ -145,13 +145,13 @@ class Keys:
 
     secrets: tuple[Secret, ...]
     accept_missing: bool = False
-    """True if requests without a token are accepted, with all capabilities. Only for the time of introducing keys."""
+    """True if requests without a token are accepted, with all capabilities. Use it only while keys are introduced."""
 
     @classmethod
     def parse(cls, text: str) -> Keys:
         """Parse keys in base64, separated by commas or whitespace. `AA==` among them means `accept_missing`.
 
-        Raises InvalidInput, which tells the position of a bad key but not the key.
+        Raises InvalidInput with the position of a bad key, but without the key.
         """
         secrets: list[Secret] = []
         accept_missing = False
@@ -213,10 +213,10 @@ def scope_of(journals: Iterable[str]) -> pb.LabelSelector:
 
 
 def shows(auth: Auth | None, journal: str) -> bool:
-    """Return True if brokers that do not find a journal of this name have none.
+    """Return True if JOURNAL_NOT_FOUND means that a journal of this name does not exist.
 
-    They answer JOURNAL_NOT_FOUND for a journal that is out of a token's scope, too. False for such a token, and for one
-    whose scope depends on labels, or cannot be read. It is not verified.
+    Brokers also return this status for a journal outside of a token's scope. Returns False for such a token, and for a
+    token whose scope depends on labels or cannot be read. The token is not verified.
     """
     if not isinstance(auth, BearerToken):
         return auth is None or isinstance(auth, Keys)
@@ -232,7 +232,7 @@ def shows(auth: Auth | None, journal: str) -> bool:
 def claims_for(
     capability: Capability, selector: pb.LabelSelector, now: float, seconds: float, subject: str = ""
 ) -> Claims:
-    """Return claims for one call, valid for `seconds` from `now`. A scope too large for metadata is left out."""
+    """Return claims for one call, valid for `seconds` from `now`. A selector too large for metadata is omitted."""
     if selector.ByteSize() > _MAX_SCOPE_BYTES:
         selector = pb.LabelSelector()
     return Claims(capability, selector, now, now + seconds, subject)
@@ -271,7 +271,7 @@ def require_valid(claims: Claims, not_before: float, now: float) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _signed_claims(token: str, keys: Keys) -> tuple[Claims, float]:
-    """Return a token's verified claims and the begin of their validity. Cached, because clients reuse tokens."""
+    """Return a token's verified claims and the beginning of their validity. Cached, because clients reuse tokens."""
     content = json_object(_payload(token, keys))
     if "aud" in content:
         raise Unauthenticated("the token is meant for another audience; get one for this cluster")
@@ -282,7 +282,7 @@ def _signed_claims(token: str, keys: Keys) -> tuple[Claims, float]:
 
 
 def claims_of(content: dict[str, Any], capability: Capability, selector: pb.LabelSelector) -> tuple[Claims, float]:
-    """Return claims with the times and the bearer of a token's content, and the begin of their validity.
+    """Return claims with the times and the bearer of a token's content, and the beginning of their validity.
 
     Raises Unauthenticated.
     """
@@ -303,7 +303,7 @@ def require(claims: Claims, capability: Capability) -> None:
 
 
 def bearer_of(values: Iterable[str | bytes]) -> str | None:
-    """Return the token among the values of the `authorization` header; None without any. Raises Unauthenticated."""
+    """Return the token in the values of the `authorization` header; None without values. Raises Unauthenticated."""
     given = list(values)
     if not given:
         return None
@@ -337,7 +337,7 @@ def _payload(token: str, keys: Keys) -> bytes:
 
 
 def json_object(payload: bytes) -> dict[str, Any]:
-    """Return the content of a token. Raises Unauthenticated."""
+    """Return the JSON object of a token's payload. Raises Unauthenticated."""
     try:
         content = json.loads(payload, parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -374,9 +374,9 @@ def _label_to_json(label: pb.Label) -> dict[str, str | bool]:
 
 
 def _selector(content: dict[str, Any]) -> pb.LabelSelector:
-    """Return the claim `sel`. Parts that are null or missing are empty. Unknown parts are refused: they may restrict.
+    """Return the claim `sel`. Null or missing parts are empty. Unknown parts are rejected: they may be restrictions.
 
-    A token without the claim is refused too: it might be of a kind with other restrictions.
+    A token without the claim is also rejected: it may have other restrictions.
     """
     if content.get("sel") is None:
         raise Unauthenticated("the token lacks the claim `sel`")

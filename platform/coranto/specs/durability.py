@@ -1,13 +1,13 @@
-"""The durability of acknowledged appends: the actual one, and the demand of a journal's labels. Pure.
+"""The durability of acknowledged appends: the actual durability, and the demand of a journal's labels. Does no I/O.
 
-An acknowledged append is on every replica of its journal, and survives the end of their processes. `Durability` tells
-how many replicas that are, in how many zones, and how many of them have forced it to their disks. A `Demand` is the
-least that acknowledgements must have. A journal's labels may give one:
+An acknowledged append is on every replica of its journal, and survives the end of their processes. `Durability` has the
+number of these replicas, the number of their zones, and the number of replicas that have synced it to disk. A `Demand`
+is the minimum durability of acknowledgements. A journal's labels may set it:
 
 ===========================  ======================================================================================
-`coranto.dev/ack-replicas`   the least number of replicas
-`coranto.dev/ack-zones`      the least number of zones that they are in, 1 or 2: brokers spread a journal over two zones
-`coranto.dev/ack-synced`     `true`: counts only replicas that have forced the append to their disks
+`coranto.dev/ack-replicas`   the minimum number of replicas
+`coranto.dev/ack-zones`      the minimum number of their zones, 1 or 2: brokers spread a journal over two zones
+`coranto.dev/ack-synced`     `true`: counts only replicas that have synced the append to disk
 `coranto.dev/ack-unmet`      `refuse` (the default) or `accept`: what to do with appends while the demand is not met
 `coranto.dev/fsync`          `never`, `interval` or `commit`: replaces the brokers' policy for this journal
 ===========================  ======================================================================================
@@ -33,16 +33,16 @@ LABELS: Final = frozenset({ACK_REPLICAS, ACK_ZONES, ACK_SYNCED, ACK_UNMET, FSYNC
 """The labels that demand durability for a journal's appends."""
 
 MAX_ZONES: Final = 2
-"""The most zones that a journal may demand, because the allocator tries no further zones."""
+"""The maximum number of zones that a journal may demand: the allocator uses no further zones."""
 
 _ACK = "coranto.dev/ack-"
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The least that content must survive: so many replicas, in so many zones, only synced ones counted if `synced`.
+    """The minimum durability of content: a number of replicas and of zones. If `synced`, only synced replicas count.
 
-    `refuses` says that appends are refused while it cannot be met. Otherwise they are acknowledged, and counted.
+    If `refuses`, appends are rejected while the demand cannot be met. Otherwise they are acknowledged, and counted.
     """
 
     replicas: int = 0
@@ -59,9 +59,10 @@ NO_DEMAND: Final = Demand()
 
 
 class Durability(NamedTuple):
-    """The replicas that have some content, and their zones. A loss of power may take it from those that are not synced.
+    """The number of replicas that have some content, and of their zones.
 
-    `stored` says that a fragment store has all of it.
+    Replicas that are not synced may lose the content in a power failure. `stored` means that a fragment store has all
+    of it.
     """
 
     replicas: int
@@ -84,7 +85,7 @@ class Durability(NamedTuple):
 
 
 class ReplicaAnswer(NamedTuple):
-    """A replica's acknowledgement: `held_from` is where the content that it has begins (None: not told)."""
+    """A replica's acknowledgement. `held_from` is the first offset of its content, or None if it was not reported."""
 
     zone: str
     synced: bool
@@ -118,7 +119,7 @@ def unmet(demand: Demand, route: Sequence[tuple[str, bool]]) -> str:
 
 
 def demand_of(labels: pb.LabelSet) -> Demand:
-    """Return the demand of a journal with these labels. Raises InvalidInput for a label that says nothing."""
+    """Return the demand of a journal with these labels. Raises InvalidInput for an invalid label."""
     if not any(label.name.startswith(_ACK) for label in labels.labels):
         return NO_DEMAND
     return Demand(
@@ -130,9 +131,9 @@ def demand_of(labels: pb.LabelSet) -> Demand:
 
 
 def fsync_of(labels: pb.LabelSet) -> str:
-    """Return the journal's own fsync policy; empty if it has none. Raises InvalidInput for a label that says nothing.
+    """Return the journal's own fsync policy; empty if it has none. Raises InvalidInput for an invalid label.
 
-    A journal that demands synced replicas has them sync each commit.
+    A journal that demands synced replicas has the policy `commit`.
     """
     if not any(label.name in (FSYNC, ACK_SYNCED) for label in labels.labels):
         return ""

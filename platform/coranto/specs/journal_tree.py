@@ -1,7 +1,7 @@
 """Journal specs as trees in YAML, interchangeable with Gazette's.
 
 A tree declares journals without repeating their common fields. A node whose name ends in `/` (or is empty) is a folder:
-its children inherit each of its fields that they leave out. Other nodes are journals::
+its children inherit the fields that they omit. Other nodes are journals::
 
     name: flights/
     replication: 1
@@ -18,8 +18,8 @@ its children inherit each of its fields that they leave out. Other nodes are jou
     - name: flights/events/part-001
       revision: 1234
 
-For each label name, a child's labels replace its parent's. `revision` is the journal's present revision: absent or 0
-creates the journal, -1 applies to any revision. `delete: true`, which is inherited too, removes the journal instead.
+For each label name, a child's labels replace its parent's. `revision` is the journal's current revision: absent or 0
+creates the journal, -1 applies to any revision. `delete: true`, which is also inherited, removes the journal instead.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _MAX_DEPTH = 64
 def parse_tree(text: str) -> list[pb.ApplyRequest.Change]:
     """Return the changes that a tree requests, complete and validated, in the tree's order.
 
-    An empty text requests none. Raises InvalidInput, which tells the line and, if there is one, the journal.
+    An empty text requests no changes. Raises InvalidInput with the line and, if there is one, the journal.
     """
     root = read_document(text, lambda node: _read_node(node, depth=0))
     changes: list[pb.ApplyRequest.Change] = []
@@ -115,7 +115,7 @@ _SUSPEND_FIELDS: Mapping[str, FieldConversion] = {"level": enum_kind(pb.JournalS
 
 @dataclass(slots=True)
 class _Node:
-    """A folder or a journal, with its own fields. Zero values are left out, as in YAML."""
+    """A folder or a journal, with its own fields. Zero values are omitted, as in YAML."""
 
     name: str = ""
     spec: Fields = field(default_factory=dict)
@@ -143,7 +143,7 @@ class _Node:
         return not self.name or self.name.endswith("/")
 
     def inherit(self) -> _Node:
-        """Fill the fields that nodes below leave out. Raises InvalidInput when the tree isn't well formed."""
+        """Fill in the fields that descendants omit. Raises InvalidInput when the tree is not well formed."""
         if not self.is_folder:
             if self.children:
                 raise line_error(self.line, f"{self.name} has children, so its name must end in '/'")
@@ -171,7 +171,7 @@ class _Node:
             yield from child.journals()
 
     def change(self) -> pb.ApplyRequest.Change:
-        """Return the requested change of this journal. Raises InvalidInput when it is not acceptable."""
+        """Return the requested change of this journal. Raises InvalidInput when the change is invalid."""
         change = pb.ApplyRequest.Change(expect_mod_revision=self.revision)
         try:
             if self.delete:

@@ -6,11 +6,11 @@ checks only that other fields are absent, because it runs for every chunk of eve
 
 Some messages are part of a stream. This module checks single messages; the owner of the stream checks their order. So
 an empty `AppendRequest`, which commits, is valid here, and the continuations and terminators of a watched listing are
-not given to `validate` at all.
+not passed to `validate` at all.
 
 Other brokers may use values that this version doesn't know. In received messages some of these are accepted: statuses
-(which become an error that says so), and store arguments and path templates of listed specs. Specs to be applied are
-checked completely.
+(which become an error later), and store arguments and path templates of listed specs. Specs to be applied are checked
+completely.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from coranto.specs.durability import validate_durability
 from coranto.wire import protocol_pb2 as pb
 
 MAX_REPLICATION: Final = 5
-"""The most replicas that a spec may ask for."""
+"""The maximum number of replicas that a spec may request."""
 DEFAULT_REPLICATION_CAP: Final = 9
-"""The default limit of a cluster."""
+"""The default replication limit of a cluster."""
 MIN_FRAGMENT_BYTES: Final = 1 << 10
 MAX_FRAGMENT_BYTES: Final = 1 << 34
 MIN_REFRESH_SECONDS: Final = 1
@@ -44,19 +44,19 @@ MIN_FLUSH_SECONDS: Final = 60
 MAX_JOURNAL_LIMIT: Final = 1 << 17
 MAX_FRAGMENTS_PAGE: Final = 10_000
 MAX_LABELS: Final = 1024
-"""The most labels of a spec that is applied."""
+"""The maximum number of labels of a spec to be applied."""
 MAX_STORES: Final = 32
-"""The most stores of a spec that is applied."""
+"""The maximum number of stores of a spec to be applied."""
 MAX_SPEC_BYTES: Final = 256 << 10
-"""The largest size of a spec that is applied. Every broker holds all specs in memory."""
+"""The maximum size in bytes of a spec to be applied. Every broker holds all specs in memory."""
 MAX_SELECTOR_LABELS: Final = 1 << 14
-"""The most labels on each side of a request's selector."""
+"""The maximum number of labels on each side of a request's selector."""
 MAX_SIGNATURE_SECONDS: Final = 366 * 24 * 3600
 ANY_REVISION: Final = -1
-"""The expected revision of a change that applies to any present revision."""
+"""The expected revision of a change that applies to any current revision."""
 
 
-# -------------------------------------------------------------------------------------------------- what specs mean
+# ------------------------------------------------------------------------------------------------ semantics of specs
 
 
 def may_read(spec: pb.JournalSpec) -> bool:
@@ -84,7 +84,7 @@ def routes_equivalent(left: pb.Route, right: pb.Route) -> bool:
 
 
 def duration_seconds(duration: Duration) -> float:
-    """Return a duration in seconds. It is exact to the nanosecond up to a few months."""
+    """Return a duration in seconds, exact to the nanosecond up to a few months."""
     return duration.seconds + duration.nanos / 1_000_000_000
 
 
@@ -107,7 +107,7 @@ def validate(message: Message) -> None:
 
 
 def validate_append_response(response: pb.AppendResponse, *, registers: bool = True) -> None:
-    """Check the answer to an append. Without `registers` their labels, which may be many, are not checked."""
+    """Check the response to an append. Without `registers` the registers, which may be many labels, are not checked."""
     try:
         (_append_response if registers else _append_response_but_registers)(response)
     except InvalidInput as err:
@@ -149,7 +149,7 @@ def validate_endpoint(endpoint: str) -> None:
 
 
 def _within(field: str, check: Callable[..., object], value: object) -> None:
-    """Check a part of a message. Its errors are reported below `field`."""
+    """Check a part of a message. The fields of its errors begin with `field`."""
     try:
         check(value)
     except InvalidInput as err:
@@ -250,7 +250,7 @@ def _fragment_spec(fragment: pb.JournalSpec.Fragment) -> None:
 
 
 def _bounded_spec(spec: pb.JournalSpec) -> None:
-    """Check size and demands of a spec that is to be applied. Those that are in etcd already are not limited."""
+    """Check the size and the durability demand of a spec to be applied. Specs that are already in etcd are exempt."""
     _between("labels", len(spec.labels.labels), 0, MAX_LABELS, " labels")
     _between("fragment.stores", len(spec.fragment.stores), 0, MAX_STORES, " stores")
     if spec.ByteSize() > MAX_SPEC_BYTES:
@@ -302,7 +302,7 @@ def _route(route: pb.Route) -> None:
 
 
 def _header(header: pb.Header) -> None:
-    """Check a header. Results are cached, because nearly all answers of a broker have the same header."""
+    """Check a header. Results are cached, because nearly all responses of a broker have the same header."""
     _header_of(header.SerializeToString())
 
 
@@ -376,7 +376,7 @@ def _append_request(request: pb.AppendRequest) -> None:
                 why="without a journal: only the first message of an append has parameters",
             )
         return
-    if len(request.ListFields()) == 1:  # Only the journal is set: the usual case, which is frequent.
+    if len(request.ListFields()) == 1:  # Only the journal is set: the usual case.
         _named_journal(request.journal)
         return
     _optional(request, "header", _header)

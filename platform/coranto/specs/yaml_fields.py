@@ -1,6 +1,6 @@
-"""Fields of specs in YAML: reading with errors that tell the line, writing, and sharing among groups of specs.
+"""Fields of specs in YAML: reading with the line in errors, writing, and factoring out the fields that specs share.
 
-Fields with zero values are left out, as in a wire message.
+Fields with zero values are omitted, as in a wire message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coranto.wire import protocol_pb2 as pb
 
 MAX_CHARACTERS: Final = 64 << 20
 MAX_NODES: Final = 5_000_000
-"""The most nodes of a document. A tree of many journals has about ten for each."""
+"""The maximum number of nodes of a document. A tree has about ten nodes per journal."""
 
 DocumentT = TypeVar("DocumentT")
 
@@ -128,7 +128,7 @@ def _duration(nanoseconds: int) -> Duration:
 
 
 def enum_kind(enum: Any) -> FieldConversion:
-    """Return the kind of a wire enum's values, given by name or number."""
+    """Return the conversion of a wire enum's values, given by name or number."""
     return FieldConversion(_read_enum(enum), lambda value: enum.Name(value), int, _put_plain)
 
 
@@ -245,7 +245,7 @@ def read_document(text: str, read: Callable[[yaml.Node], DocumentT]) -> Document
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that refuses deeply nested flow collections before it spends time on them."""
+    """A loader that rejects deeply nested flow collections before it spends time on them."""
 
     def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
         if self.flow_level >= _MAX_FLOW_DEPTH:
@@ -254,7 +254,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
-    """Count a node and all below it, with aliases expanded. Raises InvalidInput for too many, and for a cycle."""
+    """Count a node and its descendants, with aliases expanded. Raises InvalidInput for too many, and for a cycle."""
     found = known.get(id(node))
     if found is None:
         known[id(node)] = -1
@@ -264,7 +264,7 @@ def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
             for each in part if isinstance(part, tuple) else (part,):
                 found += _count_nodes(each, known)
         if found > MAX_NODES:
-            raise line_error(line_of(node), f"aliases make this stand for more than {MAX_NODES} nodes")
+            raise line_error(line_of(node), f"aliases expand this to more than {MAX_NODES} nodes")
         known[id(node)] = found
     if found < 0:
         raise line_error(line_of(node), "this node refers to itself")

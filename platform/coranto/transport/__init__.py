@@ -1,1 +1,1 @@
-"""The frame transport: calls between Coranto's own processes that cost much less than over gRPC."""
+"""The frame transport: calls between Coranto's own processes, at much lower cost than gRPC."""

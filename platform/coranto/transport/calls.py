@@ -24,10 +24,10 @@ PROTOCOL: Final = "coranto-frames"
 """The ALPN name of frames."""
 
 MAX_FRAME_BYTES: Final = 16 << 20
-"""The longest frame that a client accepts, as with gRPC."""
+"""The maximum size in bytes of a frame that a client accepts, as with gRPC."""
 
 CONNECT_SECONDS: Final = 5.0
-"""The timeout of connecting, with the TLS handshake and the opening of a call."""
+"""The timeout for connecting, including the TLS handshake and the opening of a call."""
 
 Connect = Callable[[asyncio.Protocol, str, int, ssl.SSLContext | None], Awaitable[None]]
 """Connects to a host and port, with TLS if a context is given, and attaches a protocol. Raises OSError."""
@@ -40,7 +40,7 @@ _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class MessageCall(Protocol[ReceivedT_co]):
-    """A call under way. Raises the errors of gRPC's calls: AioRpcError with the broker's status, or UNAVAILABLE."""
+    """A call in progress. Raises the errors of gRPC's calls: AioRpcError with the broker's status, or UNAVAILABLE."""
 
     @property
     def can_write_now(self) -> bool:
@@ -48,16 +48,16 @@ class MessageCall(Protocol[ReceivedT_co]):
         ...
 
     def write_now(self, message: bytes) -> bool:
-        """Send an encoded message and return True, or return False if that had to wait or the call has ended.
+        """Send an encoded message and return True, or return False if sending would block or the call has ended.
 
-        No task may be in `write`, which raises the status of a call that has ended.
+        No task may be in `write`. For a call that has ended, `write` raises the status.
         """
         ...
 
     def receive(self, each: Callable[[ReceivedT_co], object], ended: Ended) -> None:
         """Call `each` with every received message, and `ended` once with the call's status.
 
-        The status is None if the broker ended the call in order. Neither function may raise.
+        The status is None if the broker ended the call without an error. Neither function may raise.
         """
         ...
 
@@ -141,9 +141,9 @@ class FrameCall(Generic[MessageT]):
         self._connection.when_ready(self._deliver_all)
 
     def _deliver_all(self) -> None:
-        """Deliver all received frames; of a cancelled call only its end."""
+        """Deliver all received frames; for a cancelled call, only its end."""
         if self._delivering:
-            return  # A delivered message has cancelled or ended the call.
+            return  # Reentered: a delivered message has cancelled or ended the call.
         self._delivering = True
         try:
             while self._each is not None:
@@ -184,11 +184,11 @@ class FrameCall(Generic[MessageT]):
         return self._ended is None and not self._over and self._connection.problem is None
 
     async def opened(self) -> None:
-        """Wait until the broker has accepted the call. Raises its refusal."""
+        """Wait until the broker has accepted the call. Raises the broker's status if it rejects the call."""
         await self._next(FrameKind.OPENED)
 
     async def read(self) -> Any:
-        """Return the next message, or `grpc.aio.EOF` after the broker ended the call in order."""
+        """Return the next message, or `grpc.aio.EOF` after the broker ended the call without an error."""
         if self._over:
             return grpc.aio.EOF
         if self._ended is not None:
@@ -200,7 +200,7 @@ class FrameCall(Generic[MessageT]):
         return self._content(await self._connection.read(), kind)
 
     def _content(self, frame: Frame | None, kind: FrameKind) -> Any:
-        """Return the content of a frame, which must have this kind, or EOF. None stands for a lost connection."""
+        """Return the content of a frame, which must have this kind, or EOF. None means a lost connection."""
         if frame is None:
             self._ended = self._lost()
             raise self._ended
@@ -237,7 +237,7 @@ class FrameCall(Generic[MessageT]):
         return grpc.aio.EOF
 
     def _lost(self) -> grpc.aio.AioRpcError:
-        """Return the error of a call whose connection is lost. Frames that were received before it stay readable."""
+        """Return the error of a call whose connection is lost. Frames that were received before stay readable."""
         if self._ended is not None:
             return self._ended
         problem = self._connection.problem or "the call has ended"
@@ -259,8 +259,7 @@ class FrameDialer:
     ) -> None:
         """`tls` has the certificates of the endpoint's gRPC connection, or is None without TLS.
 
-        `connect` connects by TCP if it is None. `read_bytes` bounds the received bytes of a connection before its
-        reader takes them.
+        By default, `connect` connects by TCP. `read_bytes` limits the unread received bytes of a connection.
         """
         self.host = host
         self._tls = tls
@@ -272,9 +271,9 @@ class FrameDialer:
     async def open(
         self, method: str, port: FramePort, metadata: Metadata | None, parse: Callable[[bytes], MessageT]
     ) -> FrameCall[MessageT]:
-        """Connect to a broker's `port`, and open a call. The call's method may still refuse it later.
+        """Connect to a broker's `port`, and open a call. The call's method may still reject it later.
 
-        Raises AioRpcError: the broker's refusal, or UNAVAILABLE without an answer within CONNECT_SECONDS.
+        Raises AioRpcError with the broker's status, or with UNAVAILABLE without a response within CONNECT_SECONDS.
         """
         opening = FrameOpening(method=method, key=port.key, user_agent=self._user_agent)
         opening.authorization = next((value for name, value in metadata or () if name == HEADER), "")
@@ -291,7 +290,7 @@ class FrameDialer:
                 connection.abort("there was no answer")
             reason = f"no answer within {CONNECT_SECONDS:.0f} s"
             raise ended_with(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {reason}") from None
-        except (OSError, ValueError, OverflowError, InvalidInput) as error:  # Also of an impossible port or host.
+        except (OSError, ValueError, OverflowError, InvalidInput) as error:  # Also raised for an invalid port or host.
             raise ended_with(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {error}") from error
         except asyncio.CancelledError:
             if connection is not None:

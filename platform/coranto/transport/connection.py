@@ -1,4 +1,4 @@
-"""One connection that carries frames in order, with back-pressure both ways."""
+"""One connection that carries frames in order, with backpressure in both directions."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from coranto.transport.frames import PREFACE, Frame, FrameDecoder, FrameError, F
 from coranto.wire.frames_pb2 import FrameEnd
 
 OPENING_BYTES: Final = 1 << 16
-"""The longest frame before the call has been opened. A token is most of it."""
+"""The maximum size in bytes of a frame before the call is opened. Most of it is the token."""
 
 READ_BYTES: Final = 1 << 20
-"""The unread bytes after which a connection pauses receiving."""
+"""The number of unread bytes after which a connection pauses receiving."""
 
 FRAME_BYTES: Final = 128
-"""The bytes that a received frame counts in addition to its payload, which bounds empty frames."""
+"""The bytes that each received frame counts in addition to its payload, to limit empty frames."""
 
 FRAME_SECONDS: Final = 60.0
-"""The least time for an opened call to receive the rest of a frame."""
+"""The minimum time for an opened call to receive the rest of a frame."""
 
 WRITE_BYTES: Final = 1 << 20
-"""The unsent bytes after which `write` waits."""
+"""The number of unsent bytes after which `write` waits."""
 
 MAX_SIGNS: Final = 16
-"""The most pings and pongs in one received piece. A client sends one ping per minute."""
+"""The maximum number of pings and pongs in one received piece. A client sends one ping per minute."""
 
 SILENT_SECONDS: Final = 60.0
-"""The silence of the other side before a ping, and again before the connection is closed."""
+"""The time without data from the peer before a ping, and again before the connection is closed."""
 
 _SIGNS: Final = (FrameKind.PING, FrameKind.PONG)
 _INVALID: Final = 3  # gRPC's INVALID_ARGUMENT
@@ -42,7 +42,7 @@ _KEEPALIVE: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT"
 
 
 class FrameFault(enum.Enum):
-    """The faults of the other side of a connection."""
+    """The faults of the peer of a connection."""
 
     NO_FRAMES = "its bytes are not frames, or the frames are too long or too many"
     LATE = "it began a frame and did not complete it"
@@ -60,10 +60,10 @@ class FrameConnection(asyncio.Protocol):
         read_bytes: int = READ_BYTES,
         write_bytes: int | None = None,
     ) -> None:
-        """`limit` bounds a frame's payload. With None, only one frame of OPENING_BYTES is accepted until `opened`.
+        """Create a connection. Without a `limit`, only one frame of OPENING_BYTES is accepted until `opened`.
 
-        `on_lost` is called when the connection is lost. `read_bytes` bounds unread bytes before receiving pauses, and
-        `write_bytes` (by default WRITE_BYTES) unsent bytes before `write` waits.
+        `limit` is the maximum payload of a frame. `on_lost` is called when the connection is lost. Receiving pauses
+        after `read_bytes` unread bytes, and `write` waits after `write_bytes` (by default WRITE_BYTES) unsent bytes.
         """
         self._read_bytes = read_bytes
         self._write_bytes = WRITE_BYTES if write_bytes is None else write_bytes
@@ -82,13 +82,13 @@ class FrameConnection(asyncio.Protocol):
         self._writable.set()
         self._watch: asyncio.TimerHandle | None = None
         self._has_received = True
-        self._overdue = False  # A frame was incomplete at the last check, and none was completed since.
+        self._overdue = False  # A frame was incomplete at the last check, and no frame was completed since.
         self._ends = False
         self._lost = asyncio.Event()
         self.problem: str | None = None
         """The reason for the end of receiving; None while the connection is open."""
         self.fault: FrameFault | None = None
-        """The fault of the other side that ended the connection, if any."""
+        """The fault of the peer that ended the connection, if any."""
 
     # -- asyncio.Protocol ----------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class FrameConnection(asyncio.Protocol):
 
     @property
     def peer(self) -> str:
-        """The address of the other side, as gRPC writes it."""
+        """The address of the peer, as gRPC writes it."""
         found: Any = self._transport.get_extra_info("peername") if self._transport is not None else None
         if not found:
             return "unknown"
@@ -146,12 +146,12 @@ class FrameConnection(asyncio.Protocol):
 
     @property
     def protocol(self) -> str | None:
-        """The protocol that both sides agreed on by TLS; None without TLS."""
+        """The protocol that TLS negotiated (ALPN); None without TLS."""
         tls: Any = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
         return tls.selected_alpn_protocol() if tls is not None else None
 
     def opened(self, limit: int, budget: FrameBudget) -> None:
-        """Accept any number of frames of up to `limit` bytes. `budget` bounds them together with other connections."""
+        """Accept any number of frames of up to `limit` bytes. `budget` limits the held bytes of all connections."""
         self._opened = True
         self._decoder.limit, self._decoder.most = limit, math.inf
         self._budget = budget
@@ -160,7 +160,7 @@ class FrameConnection(asyncio.Protocol):
             self._watch = asyncio.get_running_loop().call_later(FRAME_SECONDS, self._check_progress)
 
     def watch(self) -> None:
-        """Ping a silent other side, and close the connection if it stays silent."""
+        """Ping the peer while it is silent, and close the connection if it stays silent."""
         self._has_received = False
         self._watch = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._check_silence, False)
 
@@ -197,7 +197,7 @@ class FrameConnection(asyncio.Protocol):
         return frame
 
     async def write(self, kind: FrameKind, payload: bytes) -> bool:
-        """Send a frame, and wait while the other side is slow. Returns False if the connection is lost."""
+        """Send a frame, and wait while the peer is slow. Returns False if the connection is lost."""
         if self.problem is not None or self._ends:
             return False
         self._send(kind, payload)
@@ -206,14 +206,14 @@ class FrameConnection(asyncio.Protocol):
         return True
 
     def write_now(self, kind: FrameKind, payload: bytes) -> bool:
-        """Send a frame and return True, or return False if that had to wait. No task may be in `write`."""
+        """Send a frame and return True, or return False if sending would block. No task may be in `write`."""
         if self.problem is not None or self._ends or not self._writable.is_set():
             return False
         self._send(kind, payload)
         return True
 
     def end(self, payload: bytes) -> None:
-        """Send the last frame, and ignore further input until the other side closes the connection.
+        """Send the last frame, and ignore further input until the peer closes the connection.
 
         If this side closed the connection while input arrives, the kernel could discard sent bytes.
         """
@@ -225,17 +225,17 @@ class FrameConnection(asyncio.Protocol):
         self._ends = True
 
     async def closed(self) -> None:
-        """Return once the connection is lost."""
+        """Wait until the connection is lost."""
         await self._lost.wait()
 
     def abort(self, problem: str) -> None:
-        """Close the connection immediately. `problem` is the reason for readers."""
+        """Close the connection immediately. `problem` is the reason that readers get."""
         self._break(problem)
 
-    # -- Inside --------------------------------------------------------------------------------------------------------
+    # -- Internals -----------------------------------------------------------------------------------------------------
 
     def _take(self, frames: list[Frame]) -> None:
-        """Keep frames for `read`, and answer pings. Raises FrameError for too many pings and pongs."""
+        """Queue frames for `read`, and answer pings. Raises FrameError for too many pings and pongs."""
         if frames:
             self._overdue = False
         signs = ping_sent = 0
@@ -248,7 +248,7 @@ class FrameConnection(asyncio.Protocol):
                 self._unread += len(frame.payload) + FRAME_BYTES
         if signs > MAX_SIGNS:
             raise FrameError(f"{signs} pings and pongs arrived together, which are more than {MAX_SIGNS}")
-        # A peer that does not read its answers gets no more.
+        # A peer that does not read its pongs gets no more of them.
         if ping_sent and self._writable.is_set():
             self._send(FrameKind.PONG, b"")
 
@@ -309,7 +309,7 @@ class FrameConnection(asyncio.Protocol):
 
 
 class FrameBudget:
-    """The bytes that the connections of a server hold together, and their limit."""
+    """The total bytes that the connections of a server hold, and their limit."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -317,7 +317,7 @@ class FrameBudget:
 
 
 def _prepare(connected: Any) -> None:
-    """Have small frames sent immediately, and lost peers detected by the kernel."""
+    """Set the socket to send small frames immediately, and to detect lost peers."""
     if not isinstance(connected, socket.socket) and not hasattr(connected, "setsockopt"):
         return
     options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]

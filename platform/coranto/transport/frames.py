@@ -22,7 +22,7 @@ _SEPARATE_BYTES: Final = 1 << 16
 
 
 class FrameError(CorantoError):
-    """The other side's bytes are not frames of this version, or exceed a limit."""
+    """The peer's bytes are not frames of this version, or exceed a limit."""
 
 
 class FrameKind(enum.IntEnum):
@@ -51,7 +51,7 @@ class FrameDecoder:
     """Parses the bytes of one side in pieces of any size. It holds at most one incomplete frame."""
 
     def __init__(self, limit: int, most: float = math.inf) -> None:
-        """`limit` is the most bytes of a payload, `most` the most further frames. Both may be changed."""
+        """`limit` is the maximum payload in bytes, `most` the maximum number of further frames. Both may be changed."""
         self.limit = limit
         self.most = most
         self._incomplete = bytearray()
@@ -60,14 +60,14 @@ class FrameDecoder:
 
     @property
     def held(self) -> int:
-        """The bytes of the incomplete frame."""
+        """The number of received bytes of the incomplete frame."""
         return len(self._incomplete)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that `data` completes. Raises FrameError, which makes the connection unusable."""
         if self._introduced and not self._incomplete and len(data) >= _HEADER.size and self.most > 0:
             length, kind = _HEADER.unpack_from(data)
-            if len(data) == _HEADER.size + length and length <= self.limit:  # Nearly always.
+            if len(data) == _HEADER.size + length and length <= self.limit:  # The usual case.
                 self.most -= 1
                 return [Frame(kind, data[_HEADER.size :])]
         if self._incomplete:
@@ -109,7 +109,7 @@ class FrameDecoder:
 
 
 def _check_preface(given: bytes) -> None:
-    """Check the first bytes of a side, as far as they have arrived. Raises FrameError."""
+    """Check the first bytes of a peer, which may be incomplete. Raises FrameError."""
     if not _MAGIC.startswith(given[: len(_MAGIC)]):
         raise FrameError("the bytes are not of Coranto's frame transport; connect to the gRPC endpoint instead")
     if len(given) == len(PREFACE) and given[-1] != VERSION:

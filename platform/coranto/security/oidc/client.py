@@ -16,12 +16,12 @@ from coranto.security.oidc.http import Answer, Discovery, discover, request, req
 from coranto.security.tokens import Claims, Secret
 
 _FRESH_PART: Final = 2 / 3
-"""The part of a token's life after which it is renewed. In the rest, renewals that fail are repeated."""
+"""The fraction of a token's lifetime after which it is renewed. Failed renewals are retried in the rest."""
 _DEFAULT_SECONDS: Final = 300.0
 """The assumed lifetime of a token if the provider states none."""
 _MAX_SECONDS: Final = 86400.0
 _DROP_SECONDS: Final = 10.0
-"""A refused token that is younger than this is kept: another one would be refused as well."""
+"""A rejected token that is younger than this is kept: a new one would be rejected, too."""
 _MAX_BACKOFF: Final = 60.0
 _BUSY: Final = frozenset(["server_error", "temporarily_unavailable", "slow_down"])
 
@@ -30,10 +30,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OidcClient:
-    """A client that a provider knows: `auth` of clients, which get and renew tokens by it.
+    """A client that is registered at a provider. As `auth` of a client of brokers, it provides and renews tokens.
 
-    With a `secret` it gets tokens for itself (client credentials). Without one it uses the login of this user, which
-    `coranto login` keeps. `scope` and `audience` are sent to the provider if they are given.
+    With a `secret` it gets tokens for itself (client credentials). Without a secret it uses the login of this user,
+    which `coranto login` stores. `scope` and `audience` are sent to the provider if they are given.
     """
 
     issuer: str
@@ -54,13 +54,13 @@ class OidcClient:
         return self.issuer, self.client_id, secret, self.scope, self.audience
 
     def bearer(self, claims: Claims) -> str:
-        """Return the present token. The claims that the call needs are ignored. Raises Unavailable without a token."""
+        """Return the current token. The claims that the call needs are ignored. Raises Unavailable without a token."""
         return source_of(self).token()
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of one answer of a provider. Times are Unix seconds."""
+    """The tokens in one response of a provider. Times are Unix seconds."""
 
     access: Secret
     issued: float
@@ -79,7 +79,7 @@ def source_of(client: OidcClient) -> TokenSource:
 
 
 class TokenSource:
-    """The present token of a client. It is renewed by calls that need one, before it expires."""
+    """The current token of a client. Calls that need a token renew it before it expires."""
 
     def __init__(self, client: OidcClient) -> None:
         """Raises MissingExtra without the extra `oidc`."""
@@ -101,22 +101,22 @@ class TokenSource:
         return self._held is not None and time.time() < self._held.expires
 
     def token(self) -> str:
-        """Return the present token. Raises Unavailable if there is none."""
+        """Return the current token. Raises Unavailable if there is none."""
         if self._held is None:
             raise Unavailable(f"this client has not received a token from {self._client.issuer} yet; try again")
         return self._held.access.reveal().decode()
 
     def drop(self) -> bool:
-        """Have the token renewed before the next call. Returns False, and keeps it, if it is new."""
+        """Drop the token, so that it is renewed before the next call. Return False, and keep it, if it is new."""
         if self._held is not None and time.time() - self._held.issued <= _DROP_SECONDS:
             return False
         self._held = None
         return True
 
     async def ready(self) -> None:
-        """Return with a valid token. Waits for the provider only if there is none.
+        """Ensure that there is a valid token. Waits for the provider only if there is none.
 
-        Raises Unauthenticated if the provider refuses, and Unavailable if it does not answer.
+        Raises Unauthenticated if the provider rejects the request, and Unavailable if it does not respond.
         """
         if self.is_fresh:
             return
@@ -156,9 +156,9 @@ class TokenSource:
 
 
 async def token_request(client: OidcClient, oauth: Any, prepare: Any, discovery: Discovery, **given: str) -> Tokens:
-    """Request tokens. `oauth` is oauthlib's client, and `prepare` its method that makes the body of the request.
+    """Request tokens. `oauth` is oauthlib's client, and `prepare` its method that creates the body of the request.
 
-    Raises Unauthenticated if the provider refuses, with its reason, and Unavailable if it cannot answer.
+    Raises Unauthenticated with the provider's reason if it rejects the request, and Unavailable if it does not respond.
     """
     body, credentials = body_of(client, discovery, prepare, **given)
     url = discovery.endpoint("token_endpoint")
@@ -181,7 +181,7 @@ def body_of(client: OidcClient, discovery: Discovery, prepare: Any, **given: str
 
 
 def tokens_of(url: str, oauth: Any, answer: Answer, now: float) -> Tokens:
-    """Return the tokens of an answer. Raises Unauthenticated and Unavailable, which show no token."""
+    """Return the tokens in a response. Raises Unauthenticated and Unavailable, which show no token."""
     from oauthlib.oauth2 import OAuth2Error
 
     if answer.status >= 500:

@@ -10,7 +10,7 @@
     capabilities = ["LIST", "READ", "APPEND"]
     selector = "name:prefix=shop/"
 
-The first grant whose `when` matches a token decides. A token that none matches may do nothing.
+The first grant whose `when` matches a token applies. A token that matches no grant has no rights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SCOPES: Final = ("scope", "scp")
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]  # fmt: skip
-"""The algorithms of signatures that a public key verifies. A shared secret (HS256) is not among them."""
+"""The algorithms of signatures that a public key verifies. Shared secrets (HS256) are excluded."""
 Word = Annotated[str, Field(min_length=1)]
 
 
@@ -60,10 +60,10 @@ def _selects(selector: str) -> str:
 
 
 class Grant(BaseModel):
-    """The rights of the tokens whose claims are as in `when`: all of its conditions must hold.
+    """The rights of the tokens whose claims meet all conditions of `when`.
 
-    A condition holds if the claim equals its value, is a list with it, or is a `scope` with that word. A table is for
-    claims within a claim. An empty `selector` is for all journals.
+    A condition holds if the claim equals its value, is a list that contains it, or is a `scope` with that word. A table
+    has conditions for nested claims. An empty `selector` matches all journals.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -85,7 +85,7 @@ class ProviderFile(BaseModel):
     audience: Word
     algorithms: tuple[Algorithm, ...] = Field(default=("RS256", "PS256", "ES256", "EdDSA"), min_length=1)
     offline_seconds: float = Field(default=86400.0, gt=0, allow_inf_nan=False)
-    """The longest time without an answer of the provider, until when its last keys are used."""
+    """The maximum time in seconds to use the last fetched keys while the provider does not respond."""
     grants: tuple[Grant, ...] = Field(min_length=1)
 
     def rights_of(self, content: Mapping[str, Any]) -> tuple[Capability, pb.LabelSelector] | None:

@@ -59,7 +59,7 @@ def require_private_url(url: str, field: str) -> None:
 
 
 async def discover(issuer: str) -> Discovery:
-    """Return the discovery document of an issuer. Raises Unavailable if it has none, or one of another issuer."""
+    """Return the discovery document of an issuer. Raises Unavailable if there is none, or if it has another issuer."""
     url = issuer.rstrip("/") + _DISCOVERY
     content = json_of(url, await request(url))
     if content.get("issuer") != issuer:
@@ -123,7 +123,7 @@ async def request(url: str, form: str | None = None, credentials: tuple[str, str
 
 
 def _proxy_of(url: str) -> str | None:
-    """Return the proxy of the environment for a URL. (aiohttp's own look at it also takes passwords of ~/.netrc.)"""
+    """Return the proxy of the environment for a URL. (aiohttp's own lookup would also use passwords of ~/.netrc.)"""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return None if is_loopback(host) or proxy_bypass(host) else getproxies().get(parts.scheme)

@@ -1,4 +1,4 @@
-"""The login of a person: the device flow, and the file that keeps its tokens for later commands of this user."""
+"""The login of a person: the device flow, and the file that stores its tokens for later commands of this user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from coranto.security.oidc.http import discover, json_of, request
 from coranto.security.tokens import Secret
 
 _INTERVAL: Final = 5.0
-"""The wait between polls if the provider states none, and the addition of `slow_down` to it (RFC 8628)."""
+"""The default interval between polls in seconds, and its increase after `slow_down` (RFC 8628)."""
 _MAX_INTERVAL: Final = 60.0
 _MAX_LOGIN_SECONDS: Final = 1800.0
 
@@ -34,9 +34,9 @@ def login_file(client: OidcClient) -> Path:
 
 
 async def log_in(client: OidcClient, show: Callable[[str, str], None]) -> Path:
-    """Have a person log in at the provider by another device, and keep the tokens. Returns their file.
+    """Let a person log in at the provider on another device, and store the tokens. Returns their file.
 
-    `show` gets the provider's URL and the code to enter there. Raises Unauthenticated if the person or the provider
+    `show` receives the provider's URL and the code to enter there. Raises Unauthenticated if the person or the provider
     refuses, or the code expires; and Unavailable.
     """
     from oauthlib.oauth2 import DeviceClient, OAuth2Error
@@ -81,11 +81,11 @@ async def log_in(client: OidcClient, show: Callable[[str, str], None]) -> Path:
 
 
 async def tokens_of_login(client: OidcClient) -> Tokens:
-    """Return the tokens of this user's login, renewed if that is due. Raises Unauthenticated without a login."""
+    """Return the tokens of this user's login, renewed if due. Raises Unauthenticated without a login."""
     from oauthlib.oauth2 import DeviceClient
 
     path = login_file(client)
-    # One process renews at a time: a provider may take each refresh token only once.
+    # One process renews at a time: a provider may accept each refresh token only once.
     async with _locked(path):
         tokens = _read(path)
         if time.time() < tokens.renew_at:
@@ -112,7 +112,7 @@ async def tokens_of_login(client: OidcClient) -> Tokens:
 
 @contextlib.asynccontextmanager
 async def _locked(path: Path) -> AsyncIterator[None]:
-    """Keep other processes from the file during the block."""
+    """Lock the file against other processes during the block."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

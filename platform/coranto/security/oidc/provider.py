@@ -22,14 +22,14 @@ from coranto.security.tokens import Claims, claims_of, json_object, require_vali
 REFRESH_SECONDS: Final = 300.0
 """The interval between fetches of keys."""
 MIN_REFRESH_SECONDS: Final = 5.0
-"""The least time between two fetches. A token with an unknown key causes a fetch, but not more often than this."""
+"""The minimum time between two fetches. A token with an unknown key causes a fetch, but not more often than this."""
 _MAX_BACKOFF: Final = 60.0
 _MAX_KEYS: Final = 100
 _MAX_UNKNOWN: Final = 1024
 _MAX_KEY_ID: Final = 256
 _ASYMMETRIC: Final = frozenset(get_args(Algorithm))
 _TYPES: Final = frozenset(["jwt", "at+jwt", "application/at+jwt"])
-"""The types of tokens that grant access, in lower case. A logout token, for example, has another one."""
+"""The types of tokens that grant access, in lower case. A logout token, for example, has another type."""
 _OF_KEYS: Final[Mapping[str, frozenset[str]]] = {
     "RSA": frozenset(["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"]),
     "P-256": frozenset(["ES256"]),
@@ -71,8 +71,8 @@ class Provider:
         self._document = ""
         self._began = time.monotonic()
         self._fetched: float | None = None
-        self._fetch_begun = 0.0  # Of the present keys.
-        self._unknown: OrderedDict[str, float] = OrderedDict()  # Key ids, and when each was first asked for.
+        self._fetch_begun = 0.0  # When the fetch of the current keys began.
+        self._unknown: OrderedDict[str, float] = OrderedDict()  # Key ids, and when each was first requested.
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._verified = functools.lru_cache(maxsize=1024)(self._read)
@@ -80,10 +80,10 @@ class Provider:
     # -- Verification ------------------------------------------------------------------------------------------------
 
     def verify(self, token: str, now: float) -> Claims | None:
-        """Return the claims of a token, as its grant maps them, if it is valid at `now`.
+        """Return the claims of a token, with the rights of its grant, if it is valid at `now`.
 
-        None if its signature is not one that a public key verifies. Raises Unauthenticated, PermissionDenied if no
-        grant matches, and KeysNotFetched.
+        Returns None if the token is not signed with a public-key algorithm. Raises Unauthenticated, PermissionDenied if
+        no grant matches, and KeysNotFetched.
         """
         try:
             header = self._jws.get_unverified_header(token)
@@ -105,7 +105,7 @@ class Provider:
         return claims
 
     def _key(self, key_id: object) -> Key:
-        """Return the key of this id. Has the keys fetched if there is none. Raises Unauthenticated, KeysNotFetched."""
+        """Return the key of this id; an unknown id triggers a fetch. Raises Unauthenticated and KeysNotFetched."""
         if not isinstance(key_id, str) or not 0 < len(key_id) <= _MAX_KEY_ID:
             raise Unauthenticated("the token does not name its key (`kid`)")
         now = time.monotonic()
@@ -149,15 +149,15 @@ class Provider:
 
     @property
     def age(self) -> float:
-        """The seconds since the keys were fetched, or since the start before the first time."""
+        """The seconds since the keys were fetched, or since the start if they were not fetched yet."""
         return time.monotonic() - (self._began if self._fetched is None else self._fetched)
 
     def start(self) -> None:
-        """Begin to fetch keys, until `close`."""
+        """Start to fetch keys in the background, until `close`."""
         self._task = asyncio.create_task(self._fetch_always(), name="keys of the OpenID Connect provider")
 
     async def close(self) -> None:
-        """Fetch no more keys."""
+        """Stop fetching keys."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -182,7 +182,7 @@ class Provider:
             await asyncio.sleep(max(0.0, begun + self._min_refresh_seconds - time.monotonic()))
 
     async def _fetch(self, begun: float) -> None:
-        """Fetch the keys. Those before stay if this fails. Raises Unavailable."""
+        """Fetch the keys. If this fails, the previous keys stay in use. Raises Unavailable."""
         url = (await discover(self.file.issuer)).endpoint("jwks_uri")
         answer = await request(url)
         content = json_of(url, answer)
@@ -198,14 +198,14 @@ class Provider:
 
 
 def _keys_of(document: object, allowed: frozenset[str]) -> dict[str, Key]:
-    """Return the usable keys of a JWK set by id. Others are left out: a set may have keys for other purposes."""
+    """Return the usable keys of a JWK set by id. Others are skipped: a set may have keys for other purposes."""
     found: dict[str, Key] = {}
     for content in _objects(document):
         key_id, kind = content.get("kid"), content.get("kty")
         algorithms = allowed & _OF_KEYS.get(str(kind if kind == "RSA" else content.get("crv")), frozenset())
         if "alg" in content:
             algorithms &= {str(content["alg"])}
-        # A private key is public here, so no one may rely on it.
+        # A published private key must not be trusted.
         if not algorithms or not isinstance(key_id, str) or content.get("use", "sig") != "sig" or "d" in content:
             continue
         try:
