@@ -2,7 +2,7 @@
 
 A member is *ready* if it has loaded the key space, is announced under a lease that it holds, and is not exiting.
 Readiness ignores fragment stores: if one fails, it fails for all brokers, and all of them would be taken out of service
-although appends and reads of recent content still work. The stores' health is in the answers of appends, in
+although appends and reads of recent content still work. The stores' health is in the responses to appends, in
 FragmentStoreHealth and in `coranto_fragment_store_healthy`.
 
 A member is *alive* if its event loop responds. A member that has lost its lease or its key space exits by itself.

@@ -28,7 +28,7 @@ def trusts_the_machine(settings: ServerSettings) -> bool:
 
 
 def local_only(advertise: str = "") -> Middleware:
-    """Return a middleware that answers 421 unless a request is addressed to this machine or to `advertise`'s host.
+    """Return a middleware that responds with 421 unless a request is addressed to this machine or `advertise`'s host.
 
     `advertise` is a URL.
     """

@@ -1,4 +1,4 @@
-"""A member's life cycle. Its effects are given: real ones by `coranto.member.process`, simulated ones by simulations.
+"""A member's life cycle. Its effects are parameters, real in `coranto.member.process` and simulated in simulations.
 
 A member goes through four phases, in this order. It never returns to an earlier phase, and may skip DRAINING.
 
@@ -96,7 +96,7 @@ class Membership:
         exit_seconds: float,
         residence: DataDirectory | None = None,
     ) -> None:
-        """`exit_seconds` bounds DRAINING. `residence` is for members whose data outlives them."""
+        """Create a membership. `exit_seconds` limits DRAINING. `residence` is for members whose data outlives them."""
         self.member = member
         self.phase = MemberPhase.STARTING
         self.session: MemberSession

@@ -146,7 +146,7 @@ def _has_decimals(kind: Any) -> bool:
 
 
 def without_heads(content: Any, headed: Mask, head_bytes: int) -> Any:
-    """Return the lines, where those that `headed` marks lack their first field, `head_bytes` long with its comma.
+    """Remove the first field from the lines of the mask `headed`. The field has `head_bytes` with its comma.
 
     `content` is an Arrow binary array. Parsing the unused field of the UUID would take a sixth of the time.
     """

@@ -104,7 +104,7 @@ class SequencingResult:
     """
 
     windows: tuple[CommittedWindows, ...]
-    """One for each range."""
+    """The windows of each range."""
     states: dict[ProducerId, ProducerState]
     """The producer states after the last range.
 
@@ -116,11 +116,11 @@ class SequencingResult:
     acknowledged_at: tuple[tuple[int, ...], ...]
     """For each range and each of its segments, the offset of the acknowledgement that committed the segment, or -1."""
     pending: dict[ProducerId, tuple[PendingPart, ...]]
-    """The parts with pending messages, by producer. Producers with pending messages before the ranges are left out."""
+    """The parts with pending messages, by producer. Producers with pending messages before the ranges are omitted."""
 
 
 def producer_number(producer: ProducerId) -> int:
-    """Return the number that stands for a producer in columns."""
+    """Return the number that represents a producer in columns."""
     return int.from_bytes(producer, "big")
 
 

@@ -92,7 +92,7 @@ def stamped_columns(
         raise InvalidInput("lines without a place for UUIDs cannot be stamped; give the framing a pointer")
     if framing.path[0] in names:
         raise InvalidInput(
-            f"column {framing.path[0]!r} is where UUIDs come ({framing.pointer}); rename it, or give the framing "
+            f"column {framing.path[0]!r} is the place of UUIDs ({framing.pointer}); rename it, or give the framing "
             "another pointer",
             field="table",
         )

@@ -89,7 +89,7 @@ class ColumnarSequencer:
         """Feed the next messages, each journal's in offset order, and return the rows that they commit.
 
         The returned rows of each journal are in order of commit. Rows of one transaction are in
-        order of publication. Acknowledgements are left out. All rows that one acknowledgement commits
+        order of publication. Acknowledgements are omitted. All rows that one acknowledgement commits
         are returned together.
 
         Raises InvalidInput for rows below `read_through`, and the errors of `replay`. The state is then unchanged.
@@ -278,7 +278,7 @@ class SequencingStep:
         self._take()
 
     def settled_end(self) -> int | None:
-        """Return the end offset of the last row that is not pending after the step, or None if all rows are."""
+        """Return the end offset of the last row that is not pending after the step, or None if all are pending."""
         new, offsets = self._step.new, self._step.pending_offsets()
         settled = np.flatnonzero(~np.isin(new.offsets, offsets))
         return int(new.batch.column("end")[int(settled[-1])].as_py()) if len(settled) else None

@@ -99,7 +99,7 @@ class RowDecision:
             columns.offsets[0] < journal.read_through or (columns.offsets[1:] <= columns.offsets[:-1]).any()
         ):
             raise InvalidInput(
-                f"rows of {journal.name} begin at offset {columns.offsets[0]} and must grow; "
+                f"rows of {journal.name} begin at offset {columns.offsets[0]}, and offsets must increase; "
                 f"continue from offset {journal.read_through}"
             )
         self.new = piece_of(batch, columns)
@@ -271,7 +271,10 @@ def _pending_rows(piece: Piece, parts: Sequence[PendingPart], journal: JournalSt
 
 
 def _kept(batch: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
-    """Return the rows of a mask. More than half of the rows, if adjacent, are a slice, which keeps the whole batch."""
+    """Return the rows of a mask.
+
+    Adjacent rows are not copied if they are more than half of the batch: a slice keeps the whole batch in memory.
+    """
     rows = np.flatnonzero(mask)
     if 2 * len(rows) > len(mask) and rows[-1] - rows[0] + 1 == len(rows):
         return batch.slice(int(rows[0]), len(rows))

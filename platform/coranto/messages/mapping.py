@@ -18,7 +18,7 @@ Mapping = Callable[[bytes], str]
 """A function from a message's key to its journal."""
 
 MappingName = Literal["rendezvous", "modulo", "random"]
-"""The mappings by their names."""
+"""The names of the mappings."""
 
 
 def by_key(key: Callable[[M], bytes], mapping: Mapping) -> Callable[[M], str]:

@@ -66,7 +66,7 @@ class Outline:
     """The outline of one range."""
 
     border: tuple[BorderSegment, ...] = ()
-    """By number."""
+    """The segments of the border, by number."""
     limits: tuple[Limit, ...] = ()
     """The limits of the segments outside of the border, by number."""
     resets: tuple[ClockReset, ...] = ()

@@ -116,7 +116,7 @@ class SyncPublisher(Generic[M]):
                     pass
 
     def prepare(self) -> dict[str, bytes]:
-        """Append all messages and return the transaction's ack intents, for the caller to keep durably."""
+        """Append all messages and return the transaction's ack intents, for the caller to persist."""
         with self._lock:
             self.flush()
             return self._builder.ack_intents()
@@ -286,7 +286,7 @@ class Publisher(Generic[M]):
             self._flushing = False
 
     async def prepare(self) -> dict[str, bytes]:
-        """Append all messages and return the transaction's ack intents, for the caller to keep durably."""
+        """Append all messages and return the transaction's ack intents, for the caller to persist."""
         async with self._whole:
             await self.flush()
             return self._builder.ack_intents()

@@ -278,7 +278,7 @@ class Sequencer(Generic[M]):
         """
         trigger, partial, end = self._trigger, self._partial, self._replay_end
         if trigger is None or partial is None or end is None:
-            raise InvalidInput("no replay is asked for: step() asks for one")
+            raise InvalidInput("no replay is needed: replay_range is None")
         if envelope.begin < partial.begin or envelope.end > end or envelope.journal != trigger.journal:
             raise InvalidInput(
                 f"message of {envelope.journal} at [{envelope.begin}, {envelope.end}) is not part of the replay of "

@@ -1,7 +1,7 @@
 """Warnings about producers whose clocks are far off.
 
-The warnings have no effect on sequencing: one producer's clock never decides about another's state (`pruning.py`). But
-a producer with such a clock is pruned by bytes alone, its messages have misleading times, and its machine needs
+The warnings have no effect on sequencing: the clock of one producer never affects the state of another (`pruning.py`).
+But a producer with such a clock is pruned by bytes alone, its messages have misleading times, and its machine needs
 attention.
 """
 

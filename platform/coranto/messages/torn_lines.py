@@ -60,9 +60,9 @@ def divide(line: bytes, is_object: Callable[[bytes], bool], has_uuid: Callable[[
 
 
 def _object_begin(backwards: bytes, at: int) -> int:
-    """Return the begin, in the line, of the object that ends before `at` and optional spaces; -1 if there is none.
+    """Return the offset in the line of the object that ends at `at`, ignoring spaces; -1 if there is none.
 
-    `backwards` is the reversed line, and `at` is a position in it.
+    `backwards` is the reversed line, and `at` is a position in `backwards`.
     """
     depth = 0
     while at < len(backwards) and backwards[at] in _SPACES:

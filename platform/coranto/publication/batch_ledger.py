@@ -139,7 +139,7 @@ class BatchLedger:
 
         Call this for each batch that another process, or an earlier call of this process, has decided. Returns None if
         the acknowledgements are in their journals, or the batch is not the last one, or its record is gone and the loss
-        is accepted. Raises LedgerDamaged if the record is gone otherwise.
+        is accepted. Raises LedgerDamaged if the record is gone and the loss is not accepted.
         """
         while True:
             head, value, known, _ = self._read_state()

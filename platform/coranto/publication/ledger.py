@@ -305,7 +305,7 @@ class Ledger:
         return CorruptData(f"ledger {self.journal} at offset {offset}: not a record of a publication")
 
     def _append_if(self, line: bytes, due: Callable[[], bool]) -> None:
-        """Append a record, retrying while `due` returns True, on the condition that the ledger's end has not moved."""
+        """Append a record while `due` returns True, on the condition that the ledger's end has not moved."""
         is_unknown = False
         while due():
             try:
@@ -362,7 +362,7 @@ class Ledger:
                 )
 
     def _damage(self, end: int, is_held: bool) -> str:
-        """Return the sign in the registers of a ledger that ends at `end` that records may be gone; empty without one.
+        """Return the reason to assume that records of a ledger that ends at `end` are gone; empty if there is none.
 
         Each record is one append with the registers that refer to it, so both are kept or lost together.
         """

@@ -189,8 +189,8 @@ def _append_all(
         except JournalNotFound:
             if not shows(client.config.auth, journal):
                 return PermissionDenied(
-                    f"journal {journal} is missing or hidden: if it exists, the token does not cover it. Complete what "
-                    f"{decision.writer_id} has published there with a token that does"
+                    f"journal {journal} is missing or hidden: if it exists, the token does not cover it. Complete the "
+                    f"publication of {decision.writer_id} with a token that covers it"
                 )
             # Its messages are gone with it. Publications to the other journals must not wait for it forever.
             _log.warning("publication.journal_gone", writer_id=decision.writer_id, journal=journal)

@@ -128,6 +128,6 @@ def _count(value: object) -> int:
 
 
 def _time(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:  # Nor is NaN.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:  # Also rejects NaN.
         raise ValueError(f"{value!r} is not a time in Unix seconds")
     return float(value)

@@ -47,7 +47,7 @@ class NotApproved(CorantoError):
             f"{approved or 'nothing'} was approved, and there is nothing to recover (any more)"
             if plan.is_empty
             else f"the plan now has the hash {plan.hash}, and {approved or 'nothing'} was approved: the damage changed "
-            "since. Read the present plan, and approve that"
+            "since. Read the current plan, and approve that"
         )
         self.plan = plan
 

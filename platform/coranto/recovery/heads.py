@@ -62,7 +62,7 @@ class HeadDoctor:
         return Diagnosis()
 
     async def act(self, step: RecoveryStep) -> str:
-        """Wait until brokers know the content below the step's head, which may be just restored, and reset the head."""
+        """Reset the head, after brokers know the content below it, which an earlier step may have just restored."""
         head = int(str(step.facts["head"]))
         known = await self._client.head(step.subject)
         waited = 0.0

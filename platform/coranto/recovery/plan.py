@@ -36,9 +36,9 @@ class StepKind(enum.StrEnum):
     DELETE_STAGED_ROWS = "delete_staged_rows"
     """Delete rows that no transaction will use."""
     UNASSIGN_SHARD = "unassign_shard"
-    """Take a failed shard from its process, so that it starts again."""
+    """Unassign a failed shard from its process, so that the shard restarts."""
     ACCEPT_LOSS = "accept_loss"
-    """Remember losses as accepted, so that later audits report only new ones."""
+    """Record losses as accepted, so that later audits report only new ones."""
 
 
 _ORDER: Final = {kind: rank for rank, kind in enumerate(StepKind)}

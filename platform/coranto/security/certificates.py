@@ -99,7 +99,7 @@ def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
 
 
 def client_context(tls: ClientTls, protocol: str) -> ssl.SSLContext:
-    """Return a client's TLS context for a protocol that is not gRPC. Raises InvalidInput like `channel_credentials`."""
+    """Return a client's TLS context for a protocol other than gRPC. Raises InvalidInput like `channel_credentials`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # It verifies the server's certificate and name.
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols([protocol])

@@ -43,7 +43,7 @@ def verify_document(kind: DocumentKind, signed: str, keys: Keys) -> bytes:
     text = signed.strip()
     header = claimed_header(text)
     if header is None:
-        raise InvalidInput(f"is not a signed {kind.name}: expected what `{kind.command}` wrote", field=kind.name)
+        raise InvalidInput(f"is not a signed {kind.name}: expected the output of `{kind.command}`", field=kind.name)
     if (found := header.get("typ")) != kind.typ:
         raise InvalidInput(f"is a JWT of type {found!r}, not a signed {kind.name} ({kind.typ})", field=kind.name)
     if (document := verify(text, keys)) is None:

@@ -171,7 +171,7 @@ def server_context(settings: ServerSettings) -> ssl.SSLContext | None:
 def check_exposure(settings: ServerSettings, endpoint: str, *, harm: str) -> None:
     """Check that no tokens are sent in the clear, and that access without credentials is enabled explicitly.
 
-    `endpoint` is the endpoint that the server advertises. `harm` names what strangers could do, such as "change
+    `endpoint` is the endpoint that the server advertises. `harm` names the actions open to any client, such as "change
     shards". Raises InvalidInput.
     """
     keys = keys_of(settings)

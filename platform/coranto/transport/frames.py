@@ -26,7 +26,7 @@ class FrameError(CorantoError):
 
 
 class FrameKind(enum.IntEnum):
-    """The kinds of frames. The client begins with OPENING, the broker with OPENED or, to refuse the call, with END."""
+    """The kinds of frames. The client begins with OPENING, the broker with OPENED or, to reject the call, with END."""
 
     OPENING = 1
     OPENED = 2

@@ -76,8 +76,8 @@ class TypeVersion:
         ).encode()
         if len(line) > MAX_RECORD_BYTES:
             raise InvalidInput(
-                f"the record of {self.name} has {len(line)} bytes, and may have {MAX_RECORD_BYTES}: leave fields, or "
-                "descriptors that it does not need, out"
+                f"the record of {self.name} has {len(line)} bytes, and may have {MAX_RECORD_BYTES}: remove fields, or "
+                "descriptors that it does not need"
             )
         return line + b"\n"
 

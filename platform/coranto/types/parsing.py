@@ -1,4 +1,4 @@
-"""Parser of the language of fields and types, with the spelling of Spark and SQL, to the values of `kinds`.
+"""Parser of texts of fields and types, spelled as in Spark and SQL, to the values of `kinds`.
 
 ::
 

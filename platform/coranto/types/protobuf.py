@@ -230,9 +230,9 @@ def _misread(
     if named is None and same.name != field.name:
         yield place, f"has the number {field.number}, which is {same.name} in the messages"
     if field.is_repeated != same.is_repeated:
-        yield place, f"repeats in one of both, and the number {field.number} does not in the other"
+        yield place, f"is repeated on one side only (number {field.number})"
     elif (map_entry(field) is None) != (map_entry(same) is None):
-        yield place, f"is a map in one of both, and the number {field.number} is not in the other"
+        yield place, f"is a map on one side only (number {field.number})"
     elif field.enum_type is not None and same.enum_type is not None:
         yield from ((place, problem) for problem in _misread_values(field.enum_type, same.enum_type))
     elif field.type != same.type and not _reads(field, same.type):

@@ -55,7 +55,7 @@ def _unfit_columns(columns: Sequence[TypeField], fields: Sequence[TypeField], pl
         where = f"{place}.{column.name}" if place else column.name
         field = present.pop(column.name, None)
         if column.name in seen:
-            yield f"{where} is there more than once: leave the others out"
+            yield f"{where} occurs more than once: remove the duplicates"
         elif field is None:
             names = ", ".join(each.name for each in fields)
             yield f"{where} is not a field of the type, which has {names}: omit it, or register a version that has it"

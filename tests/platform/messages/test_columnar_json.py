@@ -133,7 +133,7 @@ def test_the_text_form_of_other_types():
         (pa.table({"d": pa.array([1], pa.duration("s"))}), "d is duration"),
         (pa.table({"o": pa.array([{"t": dt.time(1)}])}), r"o\.t is time64"),
         (pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]), "two columns 'a'"),
-        (pa.table({"_meta": [1]}), "column '_meta' is where UUIDs come"),
+        (pa.table({"_meta": [1]}), "column '_meta' is the place of UUIDs"),
     ],
 )
 def test_unsupported_tables_are_refused_before_anything_is_appended(table, reason):

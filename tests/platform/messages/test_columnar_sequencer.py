@@ -304,9 +304,11 @@ def test_invalid_calls_are_refused() -> None:
     feed(sequencer, rows[:2])
     with pytest.raises(InvalidInput, match=r"at \[22, 22\] are not part of the replay of j at \[0, 21\)"):
         feed(sequencer, rows[2:])
-    with pytest.raises(InvalidInput, match="rows of j begin at offset 0 and must grow; continue from offset 21"):
+    with pytest.raises(
+        InvalidInput, match="rows of j begin at offset 0, and offsets must increase; continue from offset 21"
+    ):
         feed(sequencer, rows[:1])
-    with pytest.raises(InvalidInput, match="must grow"):
+    with pytest.raises(InvalidInput, match="must increase"):
         feed(ColumnarSequencer(lambda _: []), [rows[1], rows[0]])
     with pytest.raises(InvalidInput, match="lacks clock"):
         ColumnarSequencer(lambda _: []).feed(envelope_batch(rows).drop_columns(["clock"]))

@@ -139,7 +139,7 @@ def test_a_checkpoint_during_a_delivery_keeps_its_producer_at_any_age() -> None:
 def test_invalid_calls_are_refused() -> None:
     feed = Feed(ring_size=1)
     feed.queue(A, 1, CONTINUE)
-    with pytest.raises(InvalidInput, match="no replay is asked for"):
+    with pytest.raises(InvalidInput, match="no replay is needed"):
         feed.sequencer.replay(feed.rows[0])
     feed.queue(A, 2, CONTINUE)
     feed.queue(A, 3, ACK)

@@ -47,7 +47,7 @@ def test_each_column_that_does_not_fit_is_reported(columns, problems):
 def test_a_duplicate_column_is_reported():
     """Arrow and Spark allow such tables."""
     [x] = parse_fields("x INT")
-    with pytest.raises(InvalidInput, match=r"^columns: x is there more than once: leave the others out$"):
+    with pytest.raises(InvalidInput, match=r"^columns: x occurs more than once: remove the duplicates$"):
         require_columns([x, x], [x])
 
 
