@@ -26,7 +26,7 @@ class ReplayedRows:
         self._producer = producer
         self._state = state
         self._acknowledgement = RowSegment(producer, Flags.ACK_TXN, clock, clock, wanted.end)
-        self._passed = state.last_ack
+        self._max_clock = state.last_ack
         """The largest clock of the transaction's rows so far: rows with smaller clocks are duplicates."""
 
     def committed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -39,7 +39,7 @@ class ReplayedRows:
             return batch.slice(0, 0)
         rows, columns = batch.filter(pa.array(mask)), columns.where(mask)
         segments, row_segment = scan(*columns)
-        before = {self._producer: ProducerState(self._passed)}
+        before = {self._producer: ProducerState(self._max_clock)}
         result = resolve([segments, [self._acknowledgement]], before, replayed=())
-        self._passed = max(self._passed, int(columns.clocks.max()))
+        self._max_clock = max(self._max_clock, int(columns.clocks.max()))
         return rows.filter(pa.array(committed_mask(row_segment, result.windows[0], columns.clocks)))

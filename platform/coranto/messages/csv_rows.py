@@ -110,7 +110,7 @@ class CsvRows(Generic[M]):
         if rows.width < 1 and uuid_column is None:
             raise InvalidInput("a row needs a column; name at least one")
         if uuid_column is not None and not 0 <= uuid_column <= rows.width:
-            raise InvalidInput(f"the UUID cannot stand in column {uuid_column} among {rows.width} others")
+            raise InvalidInput(f"the UUID cannot be column {uuid_column} among {rows.width} others")
         self.rows = rows
         self.uuid_column = uuid_column
         self.max_row_bytes = max_row_bytes
@@ -169,7 +169,7 @@ class CsvDecoder(Generic[M]):
         self._journal = journal
         self._offset = offset
         self._content = b""  # From `_offset` on.
-        self._endless = False  # The incomplete row is too long: the rest of its line is skipped.
+        self._is_skipping = False  # The incomplete row is too long: the rest of its line is skipped.
 
     @property
     def offset(self) -> int:
@@ -182,27 +182,27 @@ class CsvDecoder(Generic[M]):
             if offset < expected:
                 raise InvalidInput(f"content of {self._journal} at offset {offset} was fed before, up to {expected}")
             tail = self.finish()
-            self._offset, self._content, self._endless = offset, content, False
+            self._offset, self._content, self._is_skipping = offset, content, False
             if tail is not None:
                 raise CorruptMessage(
                     self._journal, tail.offset, f"the rest of the row is missing: content continues at offset {offset}"
                 )
         else:
-            self._content += self._behind_endless(content) if self._endless else content
+            self._content += self._after_skipped(content) if self._is_skipping else content
         yield from self._take_rows()
         if len(self._content) > self._framing.max_row_bytes:
             begin = self._offset
-            self._offset, self._content, self._endless = begin + len(self._content), b"", True
+            self._offset, self._content, self._is_skipping = begin + len(self._content), b"", True
             raise CorruptMessage(
                 self._journal, begin, f"a row that has not ended after {self._framing.max_row_bytes} bytes"
             )
 
-    def _behind_endless(self, content: bytes) -> bytes:
+    def _after_skipped(self, content: bytes) -> bytes:
         """Return the content after the skipped line; empty while that line continues."""
         newline = content.find(b"\n") + 1
         rest = content[newline:] if newline else b""
         self._offset += len(content) - len(rest)
-        self._endless = not newline
+        self._is_skipping = not newline
         return rest
 
     def finish(self) -> IncompleteTail | None:

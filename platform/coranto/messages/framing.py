@@ -261,7 +261,7 @@ class JsonLines:
                     )
                 return ZERO_UUID
         if not isinstance(value, str):
-            raise InvalidInput(f"the value at {self.pointer} is not a text but {reprlib.repr(value)}")
+            raise InvalidInput(f"the value at {self.pointer} is not a string but {reprlib.repr(value)}")
         return parse_uuid_text(value.encode("utf-8", "replace"))
 
     def divide(self, line: bytes) -> list[LinePiece]:
@@ -309,7 +309,7 @@ class JsonLinesDecoder(Generic[M]):
         self._offset = offset
         self._partial: list[bytes] = []  # Content of an incomplete line.
         self._partial_bytes = 0
-        self._endless = False  # The incomplete line is too long: the rest of the line is skipped.
+        self._is_skipping = False  # The incomplete line is too long: the rest of the line is skipped.
         self._fed = offset
         self._lines: list[bytes] = []  # Complete lines not yet returned, in reverse order.
         self._pieces: list[tuple[bytes, bool]] = []  # Pieces of the current line, in reverse order; True for torn.
@@ -324,8 +324,8 @@ class JsonLinesDecoder(Generic[M]):
             yield from self._take_lines()
             cut_off = self._jump(offset)
         self._fed += len(content)
-        if self._endless:
-            content = self._behind_endless(content)
+        if self._is_skipping:
+            content = self._after_skipped(content)
         lines = content.split(b"\n")
         last = lines.pop()
         if lines:
@@ -345,7 +345,7 @@ class JsonLinesDecoder(Generic[M]):
         yield from self._take_lines()
         if self._partial_bytes > self._max_bytes:
             begin = self._offset
-            self._partial, self._partial_bytes, self._endless = [], 0, True
+            self._partial, self._partial_bytes, self._is_skipping = [], 0, True
             self._offset = self._fed
             raise CorruptMessage(self._journal, begin, f"a line that has not ended after {self._max_bytes} bytes")
 
@@ -353,12 +353,12 @@ class JsonLinesDecoder(Generic[M]):
         length = self._partial_bytes
         return IncompleteTail(self._journal, self._fed - length, length) if length else None
 
-    def _behind_endless(self, content: bytes) -> bytes:
+    def _after_skipped(self, content: bytes) -> bytes:
         """Return the content after the skipped line; empty while that line continues."""
         newline = content.find(b"\n") + 1
         rest = content[newline:] if newline else b""
         self._offset = self._fed - len(rest)
-        self._endless = not newline
+        self._is_skipping = not newline
         return rest
 
     def _take_lines(self) -> Iterator[Envelope[M]]:
@@ -416,7 +416,7 @@ class JsonLinesDecoder(Generic[M]):
         if offset < self._fed:
             raise InvalidInput(f"content of {self._journal} at offset {offset} was fed before, up to {self._fed}")
         tail = self.finish()
-        self._partial, self._partial_bytes, self._endless = [], 0, False
+        self._partial, self._partial_bytes, self._is_skipping = [], 0, False
         self._offset = self._fed = offset
         return tail
 

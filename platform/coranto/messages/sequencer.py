@@ -73,7 +73,7 @@ class _Undo(NamedTuple, Generic[M]):
     """The state of its producer; None for a message with a zero clock."""
     last_ack: int
     begin: int
-    passed: int
+    max_clock: int
     offset: int
     is_trigger: bool
 
@@ -151,7 +151,7 @@ class Sequencer(Generic[M]):
         self._partial: _Partial[M] | None = None
         self._replay_end: int | None = None
         self._undo: _Undo[M] | None = None
-        self._passed = 0  # The largest clock of the transaction's messages so far: smaller clocks are duplicates.
+        self._max_clock = 0  # The largest clock of the transaction's messages so far: smaller clocks are duplicates.
 
     @property
     def is_delivering(self) -> bool:
@@ -262,7 +262,7 @@ class Sequencer(Generic[M]):
             partial.decide(envelope.clock)
             self._open_since_checkpoint.discard((envelope.journal, envelope.producer))
             return outcome
-        self._trigger, self._partial, self._passed = envelope, partial, partial.last_ack
+        self._trigger, self._partial, self._max_clock = envelope, partial, partial.last_ack
         if partial.begin == -1:
             return QueueOutcome.ACK_EMPTY
         in_ring = partial.held[0].begin if partial.held else envelope.begin
@@ -311,11 +311,11 @@ class Sequencer(Generic[M]):
         offset = self._offsets.get(trigger.journal, 0)
         if trigger.clock:
             decided = self._partials[trigger.journal][trigger.producer]
-            self._undo = _Undo(trigger, decided, decided.last_ack, decided.begin, self._passed, offset, True)
+            self._undo = _Undo(trigger, decided, decided.last_ack, decided.begin, self._max_clock, offset, True)
             decided.decide(trigger.clock)
             self._open_since_checkpoint.discard((trigger.journal, trigger.producer))
         else:
-            self._undo = _Undo(trigger, None, 0, -1, self._passed, offset, True)
+            self._undo = _Undo(trigger, None, 0, -1, self._max_clock, offset, True)
         self._trigger = self._partial = None
         self._offsets[trigger.journal] = trigger.end
         return trigger
@@ -332,7 +332,7 @@ class Sequencer(Generic[M]):
         if undo is None:
             raise InvalidInput("nothing to put back: only the last delivered message can be put back")
         envelope, partial = undo.envelope, undo.partial
-        self._passed = undo.passed
+        self._max_clock = undo.max_clock
         if partial is not None:
             partial.last_ack, partial.begin = undo.last_ack, undo.begin
         if undo.is_trigger:
@@ -347,12 +347,12 @@ class Sequencer(Generic[M]):
     def _deliver(self, envelope: Envelope[M], partial: _Partial[M], trigger: Envelope[M]) -> bool:
         """Return True if `trigger` commits a pending message, which then counts as delivered."""
         # A replay contains duplicates, and the ring may repeat messages from before a restored checkpoint.
-        if envelope.clock <= self._passed:
+        if envelope.clock <= self._max_clock:
             return False
-        passed, self._passed = self._passed, envelope.clock
+        max_clock, self._max_clock = self._max_clock, envelope.clock
         if envelope.clock > trigger.clock:
             return False
-        self._undo = _Undo(envelope, partial, partial.last_ack, partial.begin, passed, 0, False)
+        self._undo = _Undo(envelope, partial, partial.last_ack, partial.begin, max_clock, 0, False)
         # A reader that restores a checkpoint taken after this point reads the acknowledgement again, and delivers only
         # the messages after this one.
         partial.last_ack = envelope.clock

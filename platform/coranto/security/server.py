@@ -123,7 +123,7 @@ def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | Non
     """
     if settings.tls_cert is None or settings.tls_key is None:
         if settings.tls_cert or settings.tls_key or settings.tls_client_ca:
-            raise InvalidInput("serving with TLS takes both tls_cert and tls_key", field="settings")
+            raise InvalidInput("serving with TLS needs both tls_cert and tls_key", field="settings")
         return None
     channel_credentials(peer_tls(settings))  # Fail now, not at the first call to a peer.
     files = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)

@@ -164,7 +164,7 @@ def validate_durability(spec: pb.JournalSpec) -> None:
 def _number(labels: pb.LabelSet, name: str) -> int:
     value = _single(labels, name)
     if value and not (value.isascii() and value.isdigit() and 1 <= int(value) <= 99):
-        raise InvalidInput(f"{name}={value} is not a number from 1 on", field="labels")
+        raise InvalidInput(f"{name}={value} is not a number from 1 to 99", field="labels")
     return int(value or 0)
 
 

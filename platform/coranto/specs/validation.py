@@ -429,7 +429,7 @@ def _replicate_request(request: pb.ReplicateRequest) -> None:
             _absent(request, "content_delta", why="without content")
         _at_least("readable", request.readable, 0)
         if request.ask and not request.acknowledge:
-            raise InvalidInput("must be set with a question", field="acknowledge")
+            raise InvalidInput("must be set with ask", field="acknowledge")
         if request.deprecated_journal not in ("", request.proposal.journal):
             raise InvalidInput(
                 f"{request.deprecated_journal!r} is not the proposal's journal {request.proposal.journal!r}",

@@ -98,7 +98,7 @@ class FrameDecoder:
             frames.append(Frame(kind, data[begin:at]))
             self.most -= 1
         if at < size and self.most <= 0:
-            raise FrameError("more arrived before the call was opened; wait for the broker's first frame")
+            raise FrameError("more data arrived before the call was opened; wait for the broker's first frame")
         if at < size:
             self._incomplete += memoryview(data)[at:]
         return frames

@@ -136,7 +136,7 @@ class FixedForm:
         """Raise InvalidInput for a field that the messages cannot have."""
         if not self.message:
             if self.uuid_field is not None or self.descriptors:
-                raise InvalidInput("is needed to know of the messages' UUIDs", field="messageType")
+                raise InvalidInput("is needed to find the messages' UUIDs", field="messageType")
             _require_whole(fields, PlainKind.BINARY)
             return
         protobuf.require_holds(protobuf.message_class(self.descriptors, self.message), fields, self.uuid_field)

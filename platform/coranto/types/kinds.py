@@ -47,7 +47,7 @@ class DecimalKind:
     def __post_init__(self) -> None:
         if not 1 <= self.precision <= MAX_PRECISION or not 0 <= self.scale <= self.precision:
             raise InvalidInput(
-                f"DECIMAL({self.precision}, {self.scale}) has no such digits: give a precision from 1 to "
+                f"DECIMAL({self.precision}, {self.scale}) is not valid: give a precision from 1 to "
                 f"{MAX_PRECISION}, and a scale from 0 to that"
             )
 
