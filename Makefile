@@ -30,7 +30,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help interpreter setup java etcd classes browser chromium mariadb demo ui airflow up test test-all test-shuffled test-near test-parsers test-pythons test-airflow test-airflow-oldest test-ingest test-install images check unit slow lint format types imports bench proto faces docs dist release-check clean
+.PHONY: help interpreter setup java etcd classes browser chromium mariadb demo ui airflow up test test-all test-shuffled test-near test-parsers test-pythons test-airflow test-airflow-oldest test-ingest test-install images check unit slow lint format types imports bench proto wrappers docs dist release-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -154,7 +154,7 @@ bench: setup ## Measure, print ratios and write benchmarks/results/*.json
 proto: $(STAMP) ## Generate the protobuf and gRPC stubs
 	@$(BIN)/python tools/generate_proto.py
 
-faces: $(STAMP) ## Generate the blocking faces of asynchronous classes
+wrappers: $(STAMP) ## Generate the blocking wrappers of asynchronous classes
 	@$(BIN)/python tools/generate_blocking.py
 
 docs: ## Build the documentation site into site/, in a separate environment

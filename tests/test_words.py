@@ -28,6 +28,8 @@ FORBIDDEN = frozenset(
     [
         "Aside",
         "Crowded",
+        "Face",
+        "FaceSpec",
         "HandingFace",
         "Leftovers",
         "Looked",
@@ -70,7 +72,6 @@ BUDGETS = {
     "broker/coranto_broker/fragments": 1,
     "consumers/coranto_consumers/recovery": 2,
     "docs": 1,
-    "platform/coranto/fragments": 1,
 }
 """The maximum lines with such phrases in each package. A package without an entry has none.
 

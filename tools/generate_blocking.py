@@ -1,8 +1,8 @@
-"""Generate the blocking faces of asynchronous classes, or with `--check` report whether they are current.
+"""Generate the blocking wrappers of asynchronous classes, or with `--check` report whether they are current.
 
-A face is an abstract class with one blocking method for each public method of the asynchronous class: same name,
+A wrapper is an abstract class with one blocking method for each public method of the asynchronous class: same name,
 parameters, defaults and first paragraph of documentation. A hand-written subclass defines the constructor and the
-methods that cannot be derived. `FACES` lists the methods that a face omits, with the reasons.
+methods that cannot be derived. `WRAPPERS` lists the methods that a wrapper omits, with the reasons.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ BY_HAND = "the subclass defines it"
 
 
 @dataclass(frozen=True, slots=True)
-class FaceSpec:
-    """One asynchronous class, and the methods that its face omits, with the reason for each."""
+class WrapperSpec:
+    """One asynchronous class, and the methods that its wrapper omits, with the reason for each."""
 
     module: str
     name: str
     without: Mapping[str, str] = field(default_factory=dict)
 
 
-FACES: Mapping[str, tuple[FaceSpec, ...]] = {
-    "coranto.client.generated.faces": (
-        FaceSpec(
+WRAPPERS: Mapping[str, tuple[WrapperSpec, ...]] = {
+    "coranto.client.generated.wrappers": (
+        WrapperSpec(
             "coranto.client.client",
             "JournalClient",
             {
@@ -50,16 +50,16 @@ FACES: Mapping[str, tuple[FaceSpec, ...]] = {
                 "prefetch_reads": INTERNAL,
             },
         ),
-        FaceSpec("coranto.client.append.appender", "Appender", {"begin": INTERNAL}),
-        FaceSpec(
+        WrapperSpec("coranto.client.append.appender", "Appender", {"begin": INTERNAL}),
+        WrapperSpec(
             "coranto.client.append.service",
             "AppendService",
             {"append": BY_HAND, "append_nowait": "`append` blocks", "flush": BY_HAND, "cancel": BY_HAND},
         ),
     ),
-    "coranto.streams.blocking.generated.faces": (
-        FaceSpec("coranto.streams.control.lifecycle", "Streams", {"ensure_part": INTERNAL}),
-        FaceSpec(
+    "coranto.streams.blocking.generated.wrappers": (
+        WrapperSpec("coranto.streams.control.lifecycle", "Streams", {"ensure_part": INTERNAL}),
+        WrapperSpec(
             "coranto.streams.writer.stream_writer",
             "StreamWriter",
             {
@@ -76,36 +76,36 @@ FACES: Mapping[str, tuple[FaceSpec, ...]] = {
                 "transaction": BY_HAND,
             },
         ),
-        FaceSpec(
+        WrapperSpec(
             "coranto.streams.writer.transactions", "Transaction", {"expire_if_due": INTERNAL, "raw_state": INTERNAL}
         ),
-        FaceSpec(
+        WrapperSpec(
             "coranto.streams.writer.multi_key.writer",
             "MultiKeyWriter",
             {"close": BY_HAND, "transaction": BY_HAND},
         ),
-        FaceSpec("coranto.streams.writer.multi_key.transaction", "MultiKeyTransaction"),
-        FaceSpec(
+        WrapperSpec("coranto.streams.writer.multi_key.transaction", "MultiKeyTransaction"),
+        WrapperSpec(
             "coranto.streams.reader.stream_reader",
             "StreamReader",
             {"close": BY_HAND, "next_transaction": BY_HAND, "transactions": BY_HAND},
         ),
-        FaceSpec(
+        WrapperSpec(
             "coranto.streams.groups.group_reader",
             "GroupReader",
             {"next_transaction": BY_HAND, "transactions": BY_HAND},
         ),
-        FaceSpec(
+        WrapperSpec(
             "coranto.streams.groups.reader_groups", "ReaderGroup", {"initiate_checkpoint": BY_HAND, "reader": BY_HAND}
         ),
-        FaceSpec("coranto.streams.groups.state_synchronizer", "StateSynchronizer"),
+        WrapperSpec("coranto.streams.groups.state_synchronizer", "StateSynchronizer"),
     ),
-    "coranto.types.generated.faces": (FaceSpec("coranto.types.registry", "TypeRegistry"),),
-    "coranto.testing.generated.faces": (
-        FaceSpec("coranto.testing.cluster", "Cluster", {"client": BY_HAND, "close": BY_HAND}),
+    "coranto.types.generated.wrappers": (WrapperSpec("coranto.types.registry", "TypeRegistry"),),
+    "coranto.testing.generated.wrappers": (
+        WrapperSpec("coranto.testing.cluster", "Cluster", {"client": BY_HAND, "close": BY_HAND}),
     ),
-    "coranto_consumers.runtime.generated.faces": (
-        FaceSpec("coranto_consumers.runtime.client", "ShardClient", {"close": BY_HAND}),
+    "coranto_consumers.runtime.generated.wrappers": (
+        WrapperSpec("coranto_consumers.runtime.client", "ShardClient", {"close": BY_HAND}),
     ),
 }
 
@@ -136,16 +136,16 @@ def path_of(module: str) -> Path:
         path = ROOT / root / f"{module.replace('.', '/')}.py"
         if path.exists():
             return path
-    raise SystemExit(f"module {module} has no file below {', '.join(SOURCE_ROOTS)}; correct FACES")
+    raise SystemExit(f"module {module} has no file below {', '.join(SOURCE_ROOTS)}; correct WRAPPERS")
 
 
-def class_of(face: FaceSpec) -> tuple[ast.Module, ast.ClassDef]:
-    """Return the syntax trees of the module and the class of a face's asynchronous class."""
-    tree = ast.parse(path_of(face.module).read_text())
+def class_of(wrapper: WrapperSpec) -> tuple[ast.Module, ast.ClassDef]:
+    """Return the syntax trees of the module and the class of a wrapper's asynchronous class."""
+    tree = ast.parse(path_of(wrapper.module).read_text())
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == face.name:
+        if isinstance(node, ast.ClassDef) and node.name == wrapper.name:
             return tree, node
-    raise SystemExit(f"{face.module} has no class {face.name}; correct FACES")
+    raise SystemExit(f"{wrapper.module} has no class {wrapper.name}; correct WRAPPERS")
 
 
 def methods_of(node: ast.ClassDef) -> Iterator[FaceMethod]:
@@ -212,20 +212,20 @@ def _returns_future(method: FaceMethod) -> bool:
     return method.returns.startswith("asyncio.Future[")
 
 
-def generated_class(face: FaceSpec) -> list[str]:
-    """Return the lines of a face."""
-    _, node = class_of(face)
+def generated_class(wrapper: WrapperSpec) -> list[str]:
+    """Return the lines of a wrapper."""
+    _, node = class_of(wrapper)
     variables = variables_of(node)
-    own = f"{face.name}[{', '.join(variables)}]" if variables else face.name
+    own = f"{wrapper.name}[{', '.join(variables)}]" if variables else wrapper.name
     base = (
-        "QueuedFace"
-        if any(_returns_future(method) for method in methods_of(node) if method.name not in face.without)
-        else "Face"
+        "QueuedWrapper"
+        if any(_returns_future(method) for method in methods_of(node) if method.name not in wrapper.without)
+        else "BlockingWrapper"
     )
     bases = f"{base}, Generic[{', '.join(variables)}]" if variables else base
     lines = [
-        f"class {face.name}Face({bases}):",
-        f'    """Blocking forms of the methods of `{face.name}`, which documents guarantees and errors."""',
+        f"class {wrapper.name}Wrapper({bases}):",
+        f'    """Blocking forms of the methods of `{wrapper.name}`, which documents guarantees and errors."""',
         "",
         "    @property",
         "    @abstractmethod",
@@ -233,10 +233,10 @@ def generated_class(face: FaceSpec) -> list[str]:
         '        """The asynchronous object. Use it on the loop only."""',
     ]
     names = {method.name for method in methods_of(node)}
-    if stale := sorted(set(face.without) - names):
-        raise SystemExit(f"{face.name} has no {', '.join(stale)}; correct FACES")
+    if stale := sorted(set(wrapper.without) - names):
+        raise SystemExit(f"{wrapper.name} has no {', '.join(stale)}; correct WRAPPERS")
     for method in methods_of(node):
-        if method.name not in face.without:
+        if method.name not in wrapper.without:
             lines += ["", *(f"    {line}" for line in generated_method(method))]
     return lines
 
@@ -247,9 +247,9 @@ def names_in(lines: Iterable[str]) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def imports_of(face: FaceSpec, used: set[str]) -> tuple[set[str], set[str]]:
-    """Return the import statements for the used names of a face's module, and the type variables among these names."""
-    tree, _ = class_of(face)
+def imports_of(wrapper: WrapperSpec, used: set[str]) -> tuple[set[str], set[str]]:
+    """Return the imports of the used names of a wrapper's module, and the type variables among these names."""
+    tree, _ = class_of(wrapper)
     found: set[str] = set()
     variables: set[str] = set()
     for node in tree.body:
@@ -268,21 +268,25 @@ def imports_of(face: FaceSpec, used: set[str]) -> tuple[set[str], set[str]]:
             if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("TypeVar("):
                 variables.add(f"{name} = {ast.unparse(node.value)}")
             else:
-                found.add(f"from {face.module} import {name}")
+                found.add(f"from {wrapper.module} import {name}")
     return found, variables
 
 
-def generated_module(faces: Iterable[FaceSpec]) -> str:
-    """Return the unformatted text of a module of faces."""
+def generated_module(wrappers: Iterable[WrapperSpec]) -> str:
+    """Return the unformatted text of a module of wrappers."""
     body: list[str] = []
-    imports = {"from abc import abstractmethod", f"from {LOOP} import Face", f"from {HANDOVER} import QueuedFace"}
+    imports = {
+        "from abc import abstractmethod",
+        f"from {LOOP} import BlockingWrapper",
+        f"from {HANDOVER} import QueuedWrapper",
+    }
     variables: set[str] = set()
-    for face in faces:
-        lines = generated_class(face)
+    for wrapper in wrappers:
+        lines = generated_class(wrapper)
         used = names_in(lines)
         if "asyncio" in used:
             used.discard("asyncio")
-        found, declared = imports_of(face, used)
+        found, declared = imports_of(wrapper, used)
         imports |= found
         variables |= declared
         imports |= {f"from {origin} import {name}" for origin, name in _STANDARD if name in used}
@@ -292,7 +296,7 @@ def generated_module(faces: Iterable[FaceSpec]) -> str:
     if variables:
         imports.add("from typing import TypeVar")
     head = [
-        '"""Blocking faces of asynchronous classes. Generated by `tools/generate_blocking.py`; do not edit."""',
+        '"""Blocking wrappers of asynchronous classes. Generated by `tools/generate_blocking.py`; do not edit."""',
         "",
         "from __future__ import annotations",
         "",
@@ -316,13 +320,13 @@ def formatted(text: str, path: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=textwrap.dedent(__doc__ or "").split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="compare with the committed faces, change nothing")
+    parser.add_argument("--check", action="store_true", help="compare with the committed wrappers, change nothing")
     check = parser.parse_args().check
     stale = []
-    for module, faces in FACES.items():
+    for module, wrappers in WRAPPERS.items():
         package = next(ROOT / root for root in SOURCE_ROOTS if (ROOT / root / module.split(".")[0]).is_dir())
         path = package / f"{module.replace('.', '/')}.py"
-        fresh = formatted(generated_module(faces), path)
+        fresh = formatted(generated_module(wrappers), path)
         if check:
             if not path.exists() or path.read_text() != fresh:
                 stale.append(str(path.relative_to(ROOT)))
@@ -333,7 +337,7 @@ def main() -> int:
         path.write_text(fresh)
         print(f"wrote {path.relative_to(ROOT)}")
     if stale:
-        print(f"blocking faces are not current: {', '.join(stale)}; run `make faces`", file=sys.stderr)
+        print(f"blocking wrappers are not current: {', '.join(stale)}; run `make wrappers`", file=sys.stderr)
         return 1
     return 0
 

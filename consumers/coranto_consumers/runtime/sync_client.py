@@ -5,10 +5,10 @@ from __future__ import annotations
 from coranto.client import ClientConfig
 from coranto.client.loop import Blocking
 from coranto_consumers.runtime.client import ShardClient
-from coranto_consumers.runtime.generated.faces import ShardClientFace
+from coranto_consumers.runtime.generated.wrappers import ShardClientWrapper
 
 
-class SyncShardClient(ShardClientFace, Blocking):
+class SyncShardClient(ShardClientWrapper, Blocking):
     """`ShardClient` for code that blocks: `with SyncShardClient(config) as client:`."""
 
     def __init__(self, config: ClientConfig) -> None:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from coranto.client.loop import Face, LoopThread, shared_loop
+from coranto.client.loop import BlockingWrapper, LoopThread, shared_loop
 from coranto.client.values import Chunk
 from coranto.errors import CorantoError, Unavailable
 
@@ -95,8 +95,8 @@ def settle(future: concurrent.futures.Future[T], done: asyncio.Future[T]) -> Non
         future.set_result(done.result())
 
 
-class QueuedFace(Face):
-    """The base of generated faces that return futures. Their calls reach the loop in order."""
+class QueuedWrapper(BlockingWrapper):
+    """The base of generated wrappers that return futures. Their calls reach the loop in order."""
 
     _calls: BoundedCalls
 

@@ -129,8 +129,8 @@ def run_reporting(work: Callable[[Callable[[R], None]], Coroutine[Any, Any, T]],
         raise
 
 
-class Face:
-    """The base of the generated blocking faces: runs asynchronous work on the loop of this process."""
+class BlockingWrapper:
+    """The base of the generated blocking wrappers: runs asynchronous work on the loop of this process."""
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return run_blocking(work)

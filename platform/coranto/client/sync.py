@@ -22,8 +22,8 @@ from coranto.client.append.spill import DEFAULT_SPILL_BYTES
 from coranto.client.client import JournalClient
 from coranto.client.config import DEFAULT_RETRY_TIMEOUT, DEFAULT_ROUTE_CACHE, ClientConfig, require_client
 from coranto.client.disk_cache import DiskCache
-from coranto.client.generated.faces import AppenderFace, AppendServiceFace, JournalClientFace
-from coranto.client.handover import BoundedCalls, QueuedFace, read_ahead, settle
+from coranto.client.generated.wrappers import AppenderWrapper, AppendServiceWrapper, JournalClientWrapper
+from coranto.client.handover import BoundedCalls, QueuedWrapper, read_ahead, settle
 from coranto.client.loop import Blocking, run_blocking, shared_loop
 from coranto.client.range_prefetch import JournalRange, RangePrefetch, read_in_turn
 from coranto.client.values import AppendResult, Chunk, Suspend
@@ -35,7 +35,7 @@ from coranto.wire import protocol_pb2 as pb
 T = TypeVar("T")
 
 
-class SyncJournalClient(JournalClientFace, Blocking):
+class SyncJournalClient(JournalClientWrapper, Blocking):
     """A blocking client. `JournalClient` documents the guarantees and errors of each method.
 
     A client is thread-safe. It can be pickled: the copy opens its own connection. A forked child also opens its own,
@@ -241,7 +241,7 @@ async def _timed(work: Coroutine[Any, Any, T], timeout: float | None, changes: s
         raise Unavailable(f"no answer within {timeout} s; wait longer, or try again") from error
 
 
-class SyncAppender(AppenderFace):
+class SyncAppender(AppenderWrapper):
     """A blocking `Appender`. Use as `with client.appender(journal) as append:`; leaving without a commit rolls back."""
 
     def __init__(self, appender: Appender) -> None:
@@ -260,7 +260,7 @@ class SyncAppender(AppenderFace):
         self._run(self._appender.__aexit__(kind, error, traceback))
 
 
-class SyncAppendService(AppendServiceFace, QueuedFace):
+class SyncAppendService(AppendServiceWrapper, QueuedWrapper):
     """A blocking `AppendService`. Leaving the `with` block flushes, or drops pending content after an exception.
 
     A service is thread-safe. `append` does not wait for the loop's thread, only while too much is pending.

@@ -8,10 +8,10 @@ from coranto.client import SyncJournalClient
 from coranto.client.config import DEFAULT_RETRY_TIMEOUT
 from coranto.client.loop import Blocking, run_blocking
 from coranto.testing.cluster import Cluster
-from coranto.testing.generated.faces import ClusterFace
+from coranto.testing.generated.wrappers import ClusterWrapper
 
 
-class SyncCluster(ClusterFace, Blocking):
+class SyncCluster(ClusterWrapper, Blocking):
     """Brokers in this process: `with SyncCluster(brokers=3) as cluster:`. See `Cluster` for parameters and methods.
 
     The brokers listen on free ports of this machine, so that clients may be pickled and sent to other processes.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from coranto.client import JournalClient, SyncJournalClient
 from coranto.client.loop import Blocking, run_blocking
-from coranto.types.generated.faces import TypeRegistryFace
+from coranto.types.generated.wrappers import TypeRegistryWrapper
 from coranto.types.registry import TypeRegistry
 
 
-class SyncTypeRegistry(TypeRegistryFace, Blocking):
+class SyncTypeRegistry(TypeRegistryWrapper, Blocking):
     """`TypeRegistry` for blocking code: `with SyncTypeRegistry(client, "types/registry") as registry:`."""
 
     def __init__(self, client: SyncJournalClient, journal: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from coranto.client.client import JournalClient
 from coranto.client.loop import Blocking, run_blocking
 from coranto.client.sync import SyncJournalClient
-from coranto.streams.blocking.generated.faces import StreamsFace
+from coranto.streams.blocking.generated.wrappers import StreamsWrapper
 from coranto.streams.control.lifecycle import Streams
 
 
-class SyncStreams(StreamsFace, Blocking):
+class SyncStreams(StreamsWrapper, Blocking):
     """`Streams` for blocking code: `with SyncStreams(client) as streams:`."""
 
     def __init__(self, client: SyncJournalClient) -> None:

@@ -12,14 +12,14 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from coranto.client.client import JournalClient
-from coranto.client.loop import Blocking, Face, run_blocking
+from coranto.client.loop import Blocking, BlockingWrapper, run_blocking
 from coranto.client.sync import SyncJournalClient
 from coranto.messages.framing import Framing
-from coranto.streams.blocking.generated.faces import (
-    GroupReaderFace,
-    ReaderGroupFace,
-    StateSynchronizerFace,
-    StreamReaderFace,
+from coranto.streams.blocking.generated.wrappers import (
+    GroupReaderWrapper,
+    ReaderGroupWrapper,
+    StateSynchronizerWrapper,
+    StreamReaderWrapper,
 )
 from coranto.streams.groups.group_reader import DEFAULT_BEAT, DEFAULT_TIMEOUT, GroupReader
 from coranto.streams.groups.reader_groups import ReaderGroup
@@ -39,7 +39,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-class _SyncReading(Face, Generic[E]):
+class _SyncReading(BlockingWrapper, Generic[E]):
     """Iteration of blocking readers. `_timeout` bounds the wait for each event or transaction, in seconds."""
 
     _timeout: float | None
@@ -69,7 +69,7 @@ class _SyncReading(Face, Generic[E]):
         return run_blocking(_bounded(self._inner.next_transaction(), self._timeout))
 
 
-class SyncStreamReader(StreamReaderFace[E], _SyncReading[E], Blocking):
+class SyncStreamReader(StreamReaderWrapper[E], _SyncReading[E], Blocking):
     """`StreamReader` for blocking code: `with SyncStreamReader(client, "name") as reader:`."""
 
     def __init__(
@@ -110,7 +110,7 @@ class SyncStreamReader(StreamReaderFace[E], _SyncReading[E], Blocking):
         run_blocking(close())
 
 
-class SyncGroupReader(GroupReaderFace[E], _SyncReading[E]):
+class SyncGroupReader(GroupReaderWrapper[E], _SyncReading[E]):
     """`GroupReader` for blocking code: `with group.reader("name") as reader:`."""
 
     def __init__(self, reader: GroupReader[E], timeout: float | None) -> None:
@@ -131,7 +131,7 @@ class SyncGroupReader(GroupReaderFace[E], _SyncReading[E]):
         self.close(consumed=kind is None)
 
 
-class SyncReaderGroup(ReaderGroupFace, Blocking):
+class SyncReaderGroup(ReaderGroupWrapper, Blocking):
     """`ReaderGroup` for blocking code. Close its readers first."""
 
     def __init__(self, client: SyncJournalClient, stream: str, name: str) -> None:
@@ -188,7 +188,7 @@ class SyncReaderGroup(ReaderGroupFace, Blocking):
         return run_blocking(_bounded(self._group.initiate_checkpoint(name), timeout))
 
 
-class SyncStateSynchronizer(StateSynchronizerFace[S, U], Blocking):
+class SyncStateSynchronizer(StateSynchronizerWrapper[S, U], Blocking):
     """`StateSynchronizer` for blocking code. `update` calls its function on a thread other than the caller's."""
 
     def __init__(

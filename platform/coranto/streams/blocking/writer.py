@@ -8,13 +8,13 @@ from typing import Any, Final, Self, TypeVar
 
 from coranto.client.client import JournalClient
 from coranto.client.handover import BoundedCalls
-from coranto.client.loop import Blocking, Face
+from coranto.client.loop import Blocking, BlockingWrapper
 from coranto.client.sync import SyncJournalClient
-from coranto.streams.blocking.generated.faces import (
-    MultiKeyTransactionFace,
-    MultiKeyWriterFace,
-    StreamWriterFace,
-    TransactionFace,
+from coranto.streams.blocking.generated.wrappers import (
+    MultiKeyTransactionWrapper,
+    MultiKeyWriterWrapper,
+    StreamWriterWrapper,
+    TransactionWrapper,
 )
 from coranto.streams.model.events import EventFormat
 from coranto.streams.model.registers import Fence
@@ -40,7 +40,7 @@ MAX_PENDING_EVENTS: Final = 10_000
 """Maximum pending events. Further calls wait until earlier events are written or have failed."""
 
 
-class SyncStreamWriter(StreamWriterFace[E], Blocking):
+class SyncStreamWriter(StreamWriterWrapper[E], Blocking):
     """A blocking writer: `with SyncStreamWriter(client, "orders") as writer:`. Safe for several threads.
 
     A call that queues an event waits only for space in the queue, not for the event loop's thread.
@@ -131,7 +131,7 @@ class SyncStreamWriter(StreamWriterFace[E], Blocking):
         self._run_after_calls(close)
 
 
-class _Scope(Face):
+class _Scope(BlockingWrapper):
     """A transaction's `with` block: leaving it commits, and an exception aborts."""
 
     @property
@@ -149,7 +149,7 @@ class _Scope(Face):
         self._run(self._inner.__aexit__(kind, error, None))
 
 
-class SyncTransaction(TransactionFace[E], _Scope):
+class SyncTransaction(TransactionWrapper[E], _Scope):
     """`Transaction` for blocking code."""
 
     def __init__(self, transaction: Transaction[E]) -> None:
@@ -160,7 +160,7 @@ class SyncTransaction(TransactionFace[E], _Scope):
         return self._transaction
 
 
-class SyncMultiKeyWriter(MultiKeyWriterFace[E], Blocking):
+class SyncMultiKeyWriter(MultiKeyWriterWrapper[E], Blocking):
     """`MultiKeyWriter` for blocking code: `with SyncMultiKeyWriter(client, "orders") as writer:`."""
 
     def __init__(
@@ -201,7 +201,7 @@ class SyncMultiKeyWriter(MultiKeyWriterFace[E], Blocking):
         self._run(close())
 
 
-class SyncMultiKeyTransaction(MultiKeyTransactionFace[E], _Scope):
+class SyncMultiKeyTransaction(MultiKeyTransactionWrapper[E], _Scope):
     """`MultiKeyTransaction` for blocking code."""
 
     def __init__(self, transaction: MultiKeyTransaction[E]) -> None:

@@ -33,7 +33,7 @@ def load_tool() -> ModuleType:
 
 
 tool = load_tool()
-FACES = [face for faces in tool.FACES.values() for face in faces]
+WRAPPERS = [wrapper for wrappers in tool.WRAPPERS.values() for wrapper in wrappers]
 BLOCKING = {name: getattr(module, name) for module in PUBLIC for name in module.__all__ if name.startswith("Sync")}
 BLOCKING["SyncShardClient"] = SyncShardClient
 DIFFERENCES = {
@@ -45,8 +45,8 @@ DIFFERENCES = {
 
 
 def asynchronous(name: str) -> type:
-    (face,) = (each for each in FACES if each.name == name)
-    found: type = getattr(importlib.import_module(face.module), name)
+    (wrapper,) = (each for each in WRAPPERS if each.name == name)
+    found: type = getattr(importlib.import_module(wrapper.module), name)
     return found
 
 
@@ -63,21 +63,21 @@ def test_every_public_asynchronous_class_has_a_blocking_class() -> None:
         and any(is_asynchronous(member) for key, member in vars(found).items() if not key.startswith("_"))
     }
     # Its methods are also methods of the client, which has a blocking class.
-    assert public - {"AppendResult"} <= {face.name for face in FACES}
+    assert public - {"AppendResult"} <= {wrapper.name for wrapper in WRAPPERS}
 
 
-@pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
-def test_a_blocking_class_has_every_method_with_the_same_parameters(face: Any) -> None:
-    blocking = BLOCKING[f"Sync{face.name}"]
-    for name, member in vars(asynchronous(face.name)).items():
-        if name.startswith("_") or face.without.get(name, tool.BY_HAND) != tool.BY_HAND:
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda wrapper: wrapper.name)
+def test_a_blocking_class_has_every_method_with_the_same_parameters(wrapper: Any) -> None:
+    blocking = BLOCKING[f"Sync{wrapper.name}"]
+    for name, member in vars(asynchronous(wrapper.name)).items():
+        if name.startswith("_") or wrapper.without.get(name, tool.BY_HAND) != tool.BY_HAND:
             continue
         assert hasattr(blocking, name), f"{blocking.__name__} has no {name}"
         if not inspect.isfunction(member):
             continue
         wanted = inspect.signature(member).parameters.keys()
         present = inspect.signature(getattr(blocking, name)).parameters.keys()
-        assert present ^ wanted == DIFFERENCES.get((face.name, name), set()), name
+        assert present ^ wanted == DIFFERENCES.get((wrapper.name, name), set()), name
 
 
 def test_the_generated_classes_are_current(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,13 +86,15 @@ def test_the_generated_classes_are_current(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_the_check_finds_a_stale_class(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    less = tool.FaceSpec("coranto.client.append.appender", "Appender", {"begin": tool.INTERNAL, "abort": tool.INTERNAL})
-    monkeypatch.setattr(tool, "FACES", {"coranto.client.generated.faces": (less,)})
+    less = tool.WrapperSpec(
+        "coranto.client.append.appender", "Appender", {"begin": tool.INTERNAL, "abort": tool.INTERNAL}
+    )
+    monkeypatch.setattr(tool, "WRAPPERS", {"coranto.client.generated.wrappers": (less,)})
     monkeypatch.setattr(sys, "argv", ["generate_blocking.py", "--check"])
     assert tool.main() == 1
-    assert "make faces" in capsys.readouterr().err
+    assert "make wrappers" in capsys.readouterr().err
 
 
 def test_omitting_an_unknown_method_is_refused() -> None:
     with pytest.raises(SystemExit, match="Appender has no commits"):
-        tool.generated_class(tool.FaceSpec("coranto.client.append.appender", "Appender", {"commits": tool.INTERNAL}))
+        tool.generated_class(tool.WrapperSpec("coranto.client.append.appender", "Appender", {"commits": tool.INTERNAL}))
