@@ -1,6 +1,6 @@
-"""Stores of consumers. Effects of messages commit there together with the offsets of these messages.
+"""Stores of consumers: the effects of messages commit together with the messages' offsets.
 
-Names are imported at their first use: a command that reads a checkpoint does not wait for recovery logs.
+Names are imported on first use, so that a command that reads a checkpoint does not import recovery logs.
 """
 
 from __future__ import annotations

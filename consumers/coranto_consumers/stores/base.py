@@ -4,14 +4,14 @@ A store keeps the state that an application builds from messages, and the `Check
 exactly-once semantics a store does two things: it changes state and checkpoint together or not at all, and it fences
 off former owners. During one assignment of a shard to a process, the runtime makes these calls:
 
-1.  `restore_checkpoint`, once. It sets the fence: when it returns, no process that was assigned the shard before can
-    commit any more. It returns the last checkpoint that any of these processes committed.
-2.  Transactions, one after the other. The application changes the store's state by the methods that the store has for
-    that, and `start_commit` ends the transaction.
+1.  `restore_checkpoint`, once. It raises the fence: after it returns, no earlier owner of the shard can commit. It
+    returns the last checkpoint that an earlier owner committed.
+2.  Transactions, one after the other. The application changes the state with the store's own methods, and
+    `start_commit` ends the transaction.
 3.  `destroy`, once, also after a failure.
 
-Between transactions, it may call `require_fence`. The runtime makes one call at a time, with two exceptions. A
-transaction may change the state while the commit of the transaction before is pending, and `destroy` may be called
+Between transactions, the runtime may call `require_fence`. It makes one call at a time, with two exceptions. A
+transaction may change the state while the commit of the previous transaction is pending, and `destroy` may be called
 while a commit is pending.
 
 `coranto_consumers.stores.contract` tests a store against this contract.
@@ -30,7 +30,7 @@ class Store(ABC):
     """The state of one shard, while it is assigned to this process.
 
     In its methods, `shard` is the shard's full name, which is unique among all consumers. A cancelled call may have
-    taken effect. The runtime cancels one only to end the shard, and then calls `destroy`.
+    taken effect. The runtime cancels calls only to end the shard, and then calls `destroy`.
     """
 
     @abstractmethod
@@ -55,11 +55,11 @@ class Store(ABC):
         from `restore_checkpoint`. The caller awaits it once, and calls `start_commit` again only after it is done.
         """
 
-    async def require_fence(self) -> None:  # noqa: B027 - most stores find it out at a commit only
-        """Raise Fenced if a later owner has fenced off this one, as far as the store finds that out by itself.
+    async def require_fence(self) -> None:  # noqa: B027 - most stores detect it only at a commit
+        """Raise Fenced if a later owner has fenced off this one, and the store can detect that without a commit.
 
-        The runtime calls it from time to time while the shard has nothing to do, and no commit is pending. Otherwise
-        it would learn only at its next commit that an operator has moved it. Other errors are as from a commit.
+        The runtime calls it periodically while the shard is idle and no commit is pending. Without it, an idle shard
+        would notice only at its next commit that an operator has moved it. Other errors are as for a commit.
         """
 
     @abstractmethod
@@ -67,10 +67,10 @@ class Store(ABC):
         """Release the store's connections and files. Uncommitted changes are dropped. Never raises."""
 
     def rejection_of(self, error: BaseException) -> RejectedRow | None:
-        """Return an error's details about a row that the store rejects because of its values.
+        """Return the details if `error` means that the store rejects a row because of its values, else None.
 
-        None for other errors. The error is one of this store, or of the application's own use of it. The result has no
-        values of the row.
+        The error was raised by this store, or by the application's own use of it. The details have no values of the
+        row.
         """
         return error if isinstance(error, RejectedRow) else None
 
@@ -79,9 +79,8 @@ class Store(ABC):
         return Identity()
 
     def is_transient(self, error: BaseException) -> bool:
-        """Return True if an error, like a lost connection, may not occur again once the shard restarts from its
-        checkpoint.
+        """Return True for an error, such as a lost connection, that a restart of the shard from its checkpoint may fix.
 
-        The error is one of this store, or of the application's own use of it. Other errors need an operator.
+        The error was raised by this store, or by the application's own use of it. Other errors need an operator.
         """
         return isinstance(error, CorantoError) and error.retriable

@@ -1,10 +1,10 @@
 """Conversion of rows' values by SQLAlchemy's types: the same for every path into a table.
 
-Rows come as Arrow batches or as mappings. They are written by INSERT, where SQLAlchemy calls the processors of
-types, or by COPY into PostgreSQL, where `bound_rows` calls them. Only columns whose types have no processor are
-copied as text, without a Python object for each value (`copying.py`).
+Rows are Arrow batches or mappings. They are written by INSERT, where SQLAlchemy calls the bind processors of types, or
+by COPY into PostgreSQL, where `bound_rows` calls them. Only columns whose types have no bind processor are copied as
+text, without a Python object for each value (`copying.py`).
 
-Functions import Arrow only if they use it, because that takes half a second.
+Functions that need Arrow import it themselves, because the import takes half a second.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def is_plain(column: Column[Any], dialect: Dialect) -> bool:
 def can_bind(kind: Any, column: Column[Any], dialect: Dialect) -> bool:
     """Return True if COPY accepts an Arrow type's values, bound by a column's type, as INSERT does.
 
-    INSERT casts values to the column's type, and COPY does not. So the types have to match.
+    INSERT casts values to the column's type. COPY does not, so the types must match.
     """
     import pyarrow as pa
 
@@ -102,7 +102,7 @@ def require_kinds(batch: pa.RecordBatch, table: Table, dialect: Dialect) -> None
 
 
 def require_times(batch: pa.RecordBatch, table: Table) -> None:
-    """Raise RejectedRow for a time outside of Python's range: drivers could not read it again."""
+    """Raise RejectedRow for a time outside of Python's range: drivers could not read it back."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -118,9 +118,9 @@ def require_times(batch: pa.RecordBatch, table: Table) -> None:
 
 
 def without_halves(value: Any) -> Any:
-    """Return a text, or a value of JSON, with question marks for single halves of surrogate pairs.
+    """Return a string or JSON value with question marks instead of unpaired surrogates.
 
-    JSON can contain them, but no database can store them. Spark's JSON reader does the same.
+    JSON can contain unpaired surrogates, but no database can store them. Spark's JSON reader does the same.
     """
     match value:
         case str():
@@ -136,7 +136,7 @@ def without_halves(value: Any) -> Any:
 
 
 def cleaned(row: Row) -> Row:
-    """Return a row whose texts a database can store."""
+    """Return a row without unpaired surrogates (`without_halves`), so that a database can store it."""
     for value in row.values():
         if isinstance(value, str):
             try:
@@ -151,11 +151,11 @@ def cleaned(row: Row) -> Row:
 
 
 def rows_of(batch: pa.RecordBatch, table: Table, dialect: Dialect) -> list[dict[str, Any]]:
-    """Convert the rows of an Arrow batch to Python's values, for the types of a table's columns.
+    """Convert the rows of an Arrow batch to Python values for the columns of a table.
 
-    In columns of JSON, maps and structs are objects, times are texts in ISO 8601, decimals are texts, and bytes are
-    texts in base64. A null is an SQL null there, too. Raises InvalidInput for nested values in a column that cannot
-    store them, and RejectedRow for a time outside of the years 1 to 9999.
+    In JSON columns, maps and structs become objects, times become strings in ISO 8601, decimals become strings, and
+    bytes become strings in base64. A null is an SQL null in JSON columns, too. Raises InvalidInput for nested values in
+    a column that cannot store them, and RejectedRow for a time outside of the years 1 to 9999.
     """
     require_kinds(batch, table, dialect)
     require_times(batch, table)
@@ -202,7 +202,7 @@ def _is_json(column: Column[Any], dialect: Dialect) -> bool:
 
 
 def _converter(kind: Any, *, in_json: bool) -> Callable[[Any], Any] | None:
-    """Return the function from Arrow's Python value to the column's value. None if they are equal."""
+    """Return the function that converts Arrow's Python value to the column's value. None if no conversion is needed."""
     import pyarrow as pa
 
     types = pa.types

@@ -1,4 +1,4 @@
-"""Changes of a consumer's checkpoint by commands, in any kind of store, under a fence of their own."""
+"""Changes of a consumer's checkpoint by CLI commands, in any kind of store. Each change raises the fence."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from coranto_consumers.stores.reading import ICEBERG
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
 
 Change = Callable[[Restored], Checkpoint]
-"""Makes a checkpoint of the last committed one, which it gets with the fence that the new one is committed under."""
+"""Returns the new checkpoint. Its argument has the last committed checkpoint, and the fence of the new commit."""
 
 
 def change_checkpoint(store: str, consumer: str, change: Change) -> Restored:
-    """Raise the fence of a consumer, and commit the result of `change` on its checkpoint with it. Return the new row.
+    """Raise the fence of a consumer and commit the checkpoint from `change`, atomically. Return both.
 
-    A running consumer is fenced off by that, and cannot come in between. Raises InvalidInput for a URL without a store,
-    CorruptData for a checkpoint that cannot be read or a table that was rolled back, SqlStoreError, and what `change`
-    raises; then nothing has changed.
+    This fences off a running consumer, so that it cannot commit in between. Raises InvalidInput for a URL that names no
+    store, CorruptData for a checkpoint that cannot be read or a table that was rolled back, SqlStoreError, and the
+    errors of `change`. After an error, nothing has changed.
     """
     if store.startswith(ICEBERG):
         return _change_in_catalog(store, consumer, change)
@@ -37,7 +37,7 @@ def change_checkpoint(store: str, consumer: str, change: Change) -> Restored:
 
 
 def _change_in_catalog(store: str, consumer: str, change: Change) -> Restored:
-    from coranto_consumers.stores.iceberg.catalogs import FAILURES, failure  # They take the extra `lake`.
+    from coranto_consumers.stores.iceberg.catalogs import FAILURES, failure  # Needs the extra `lake`.
     from coranto_consumers.stores.iceberg.owner import IcebergOwner
     from coranto_consumers.stores.iceberg.urls import IcebergHome
 

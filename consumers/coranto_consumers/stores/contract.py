@@ -1,4 +1,4 @@
-"""The contract suite of stores. Run it against your own store.
+"""Contract tests of stores. Run them against your own store.
 
 In a test module, with pytest and pytest-asyncio::
 
@@ -33,13 +33,13 @@ _TIMEOUT_S = 30
 
 
 class StoreSubject(ABC):
-    """An adapter from the tests to a kind of store. Each subject stores the state of one shard."""
+    """Adapter between the tests and a store implementation. Each subject stores the state of one shard."""
 
     @abstractmethod
     async def open(self) -> Store:
-        """Open another store of the same state, as another process with the shard's assignment does.
+        """Open a new store over the same state, as another process does when the shard is assigned to it.
 
-        It must not notify earlier stores of the subject.
+        It must not notify the earlier stores of this subject.
         """
 
     @abstractmethod
@@ -48,7 +48,7 @@ class StoreSubject(ABC):
 
     @abstractmethod
     async def numbers(self, store: Any) -> Sequence[int]:
-        """Return the numbers of the state as the owner sees it, in any order."""
+        """Return the numbers in the state that the owner sees, in any order."""
 
 
 def checkpoint(offset: int) -> Checkpoint:
@@ -67,11 +67,11 @@ async def commit(store: Store, offset: int, wait_for: Sequence[Awaitable[object]
 
 @pytest.mark.asyncio
 class StoreContract:
-    """Subclass it as `Test…`, with a fixture `subject`."""
+    """The contract tests. Subclass as `Test…`, and define the fixture `subject`."""
 
     @pytest.fixture
     def subject(self) -> StoreSubject:
-        raise NotImplementedError("a subclass names the tested store")
+        raise NotImplementedError("define the fixture `subject` in the subclass")
 
     async def owner(self, subject: StoreSubject) -> tuple[Any, Checkpoint]:
         """Return a new owner and the checkpoint that it restored."""
@@ -171,7 +171,7 @@ class StoreContract:
         assert await self.found(subject) == ([1, 3], checkpoint(300))
 
     async def test_a_former_owner_with_a_waiting_commit_cannot_commit(self, subject: StoreSubject) -> None:
-        """The old owner begins to commit before the new owner restores, and continues afterwards."""
+        """The old owner starts to commit before the new owner restores the checkpoint, and continues afterwards."""
         old, _ = await self.owner(subject)
         published: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         committing = asyncio.ensure_future(await old.start_commit(SHARD, checkpoint(100), [published]))

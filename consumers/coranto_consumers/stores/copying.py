@@ -1,6 +1,6 @@
-"""Text for PostgreSQL's COPY, made of whole Arrow columns, without a Python object per value.
+"""Text for PostgreSQL's COPY, built from whole Arrow columns, without a Python object per value.
 
-Functions import Arrow and PostgreSQL's driver only if they use them, because that takes half a second, and most
+Functions that need Arrow or PostgreSQL's driver import them themselves: the imports take half a second, and most
 processes do not need them.
 """
 
@@ -25,7 +25,7 @@ _ESCAPES: Final = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 
 
 def can_copy(kind: Any, column: Column[Any], dialect: Dialect) -> bool:
-    """Return True if an Arrow type's values, as text, mean the same in a table's column."""
+    """Return True if COPY parses the text of an Arrow type's values to the same values in a table's column."""
     import pyarrow as pa
 
     types = pa.types
@@ -51,9 +51,9 @@ def can_copy(kind: Any, column: Column[Any], dialect: Dialect) -> bool:
 
 
 def copy_text(owner: Sequence[object], columns: Sequence[Any]) -> Any:
-    """Return a buffer with rows in COPY's text format: the values of `owner`, which all rows share, and of columns.
+    """Return a buffer with rows in COPY's text format: first the values of `owner`, which all rows share, then columns.
 
-    There is at least one column. Columns are Arrow arrays of equal length, of types that `can_copy` accepts.
+    `columns` has at least one Arrow array. Arrays have equal lengths, and types that `can_copy` accepts.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -88,7 +88,7 @@ def copying(connection: Connection, table: Table, names: Sequence[str]) -> Itera
             yield copy
     except psycopg.Error as error:
         lost = bool(driver.closed)
-        raise DBAPIError.instance(  # The error of any other statement of the transaction.
+        raise DBAPIError.instance(  # As for any other statement of the transaction.
             statement.as_string(driver), None, error, psycopg.Error, hide_parameters=True, connection_invalidated=lost
         ) from error
 
@@ -107,7 +107,7 @@ def _texts(column: Any) -> Any:
 
 
 def _may_need_escapes(texts: Any) -> bool:
-    """Return True if texts have characters that COPY escapes, or a few others."""
+    """Return True if strings may have characters that COPY escapes: a backslash, or any control character up to CR."""
     from coranto.messages.arrow_values import joined
 
     characters = joined(texts)

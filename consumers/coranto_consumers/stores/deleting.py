@@ -1,6 +1,6 @@
 """Deletion by key: staged rows with True in the delete column delete the table's row with their key.
 
-Each key may be staged once in a transaction, as with `Replace`: otherwise it is ambiguous whether its row stays.
+Each key may be staged only once in a transaction, as with `Replace`: otherwise the result would be ambiguous.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coranto.errors import InvalidInput
 def require_column(
     table: Table, name: str, columns: Sequence[str], keys: Sequence[str], other: Collection[str]
 ) -> None:
-    """Raise InvalidInput for an unsuitable delete column. `other` has the columns with rules other than `Replace`."""
+    """Raise InvalidInput for an invalid delete column. `other` has the columns with rules other than `Replace`."""
     where = f"table {table.name}"
     if name in table.c:
         raise InvalidInput(
@@ -42,7 +42,7 @@ def kept(stage: Table, name: str) -> ColumnElement[bool]:
 def delete_by_key(
     connection: Connection, table: Table, keys: Sequence[str], stage: Table, name: str, chosen: ColumnElement[bool]
 ) -> None:
-    """Delete the rows of a table with the keys of chosen staged rows that delete."""
+    """Delete the rows of a table whose keys are in chosen staged rows with True in the delete column `name`."""
     same = [stage.c[key] == table.c[key] for key in keys]
     staged = exists(select(stage.c[name]).where(chosen, stage.c[name].is_(true()), *same))
     connection.execute(delete(table).where(staged))

@@ -1,8 +1,8 @@
-"""Checks that a database keeps its commits.
+"""Checks that a database makes its commits durable.
 
-Acknowledgements follow the commit of a checkpoint and cannot be taken back. A server that confirms commits before they
-are on its disk may lose the checkpoint in a crash. Messages that were consumed and acknowledged are then consumed and
-published again.
+Acknowledgements are appended after the commit of a checkpoint, and cannot be undone. A server that confirms commits
+before they are on its disk may lose the checkpoint in a crash. Messages that were consumed and acknowledged are then
+consumed and published again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from sqlalchemy import Connection, text
 
 RELAXED: Final = "relaxed_durability"
-"""The option of a store's URL that accepts such a server."""
+"""The option of a store's URL that accepts a server that may lose commits."""
 
 _POSTGRESQL: Final = text("SELECT current_setting('fsync')")
 _SYNCHRONOUS: Final = text(
@@ -22,16 +22,16 @@ _MYSQL: Final = text("SELECT @@GLOBAL.innodb_flush_log_at_trx_commit, @@GLOBAL.l
 
 
 def commit_durably(connection: Connection) -> None:
-    """Make the open transaction's commit wait for the disk, for any settings of the session.
+    """Make the open transaction's commit wait for the disk, whatever the session's settings are.
 
-    Only PostgreSQL has such a setting for each transaction. For other servers see `risks`.
+    Only PostgreSQL has this setting per transaction. For other servers see `risks`.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(_SYNCHRONOUS)
 
 
 def risks(connection: Connection) -> list[str]:
-    """Return the server's settings that may lose committed transactions, each with its remedy."""
+    """Return the server's settings that risk the loss of committed transactions, each with its fix."""
     found = []
     if connection.dialect.name == "postgresql":
         if connection.execute(_POSTGRESQL).scalar_one() != "on":

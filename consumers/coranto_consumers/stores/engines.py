@@ -1,6 +1,6 @@
 """SQLAlchemy engines for stores, with transactions that begin and block as consumers need.
 
-Engines do not pool: a consumer opens one connection per transaction, so it never gets a connection that broke between
+Engines do not pool connections: a consumer opens one per transaction, so it never gets a connection that broke between
 transactions.
 """
 
@@ -30,12 +30,12 @@ BUSY_TIMEOUT_MS = 60_000
 
 _WAL_PAUSE_S = 0.01
 _UNAVAILABLE_CLASSES = frozenset({"08", "40", "53"})
-"""Classes of SQLSTATE: connections, conflicts of transactions, and a lack of resources."""
+"""Classes of SQLSTATE: connection errors, conflicts of transactions, and a lack of resources."""
 _UNAVAILABLE = frozenset(
     {
-        *("25006", "25P03", "25P04"),  # A server that is read-only, as after a failover; a transaction that took long.
-        "55P03",  # A lock that another session holds.
-        *("57000", "57014", "57P01", "57P02", "57P03", "57P05"),  # A statement took long; a server stops or starts.
+        *("25006", "25P03", "25P04"),  # The server is read-only, as after a failover; a transaction timed out.
+        "55P03",  # Another session holds a lock.
+        *("57000", "57014", "57P01", "57P02", "57P03", "57P05"),  # A statement timed out; the server stops or starts.
         *("58000", "58030"),  # The server's disk fails.
     }
 )
@@ -46,15 +46,15 @@ _SQLITE_UNAVAILABLE = frozenset(
     }
 )
 _STANDBY = frozenset({"0A000", "55000"})
-"""States of actions that a standby cannot do before its promotion, such as reading a table without a log. They mean
-other things as well, on other servers."""
+"""SQLSTATEs for actions that a standby cannot do before its promotion, such as reading an unlogged table. On a primary,
+they have other meanings."""
 _IN_RECOVERY = "coranto_in_recovery"
-"""The key in a connection's `info` that is True if the server of its transaction is a standby."""
+"""The key in a connection's `info` whose value is True if the server of its transaction is a standby."""
 _INSUFFICIENT_PRIVILEGE = "42501"
 _CARDINALITY_VIOLATION = "21000"
 
 READS_ONLY = "coranto_reads_only"
-"""The execution option of a connection that writes nothing, and so need not wait for writers."""
+"""The execution option of a read-only connection, which does not have to wait for writers."""
 
 IDLE_IN_TRANSACTION_MS = 120_000
 """The time in milliseconds after which PostgreSQL ends the session of an idle transaction, and frees its locks."""
@@ -63,9 +63,9 @@ _LOCAL_SETTINGS = (
     "SELECT set_config('timezone', 'UTC', true), "
     f"set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_MS}', true), pg_is_in_recovery()"
 )
-"""Settings of one transaction. Poolers do not pass on settings of sessions or options of connections."""
+"""Settings of one transaction. Connection poolers do not pass on session settings or connection options."""
 _STATEMENT_POOLING = "statement pooling"
-"""Words of PgBouncer, which it does not translate. Their state means other things as well."""
+"""A part of PgBouncer's message, which is never translated. Its SQLSTATE has other meanings, too."""
 
 
 def open_engine(url: URL) -> Engine:
@@ -80,9 +80,9 @@ def open_engine(url: URL) -> Engine:
 
 
 def adapt(engine: Engine) -> None:
-    """Let an existing PostgreSQL engine explain refused connections, and prepare no statements.
+    """Make an existing PostgreSQL engine explain refused connections, and turn off its prepared statements.
 
-    Poolers do not support prepared statements.
+    Connection poolers do not support prepared statements.
     """
     if engine.dialect.name != "postgresql":
         return
@@ -92,21 +92,21 @@ def adapt(engine: Engine) -> None:
         connection.prepare_threshold = None
 
     explain_refusals(engine)
-    engine.dispose()  # Existing connections prepare statements.
+    engine.dispose()  # Existing connections still prepare statements.
 
 
 def was_rolled_back(error: DBAPIError) -> bool:
-    """Return True if a transaction conflicted with another one. It was rolled back, and can be tried again."""
+    """Return True if a transaction was rolled back because of a conflict with another one. It can be retried."""
     return _state(error).startswith("40") or (mysql.is_mysql(error) and mysql.was_rolled_back(error))
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return True if the next try may succeed, as after a conflict, a lost connection or an unavailable server.
+    """Return True if a retry may succeed, as after a conflict, a lost connection or an unavailable server.
 
-    The error is one of SQLAlchemy, or of a driver that an application uses itself.
+    The error was raised by SQLAlchemy, or by a driver that an application uses itself.
     """
     if isinstance(error, PendingRollbackError):
-        return True  # An application has ignored the loss of its connection.
+        return True  # The application continued after it had lost its connection.
     original = error.orig if isinstance(error, DBAPIError) else error
     if mysql.is_mysql(error):
         return mysql.is_transient(error)
@@ -129,7 +129,7 @@ def is_denied(error: DBAPIError) -> bool:
 
 
 def is_repeated_row(error: DBAPIError) -> bool:
-    """Return True if a statement of PostgreSQL would have changed one row twice."""
+    """Return True if PostgreSQL rejected a statement because it would have changed one row twice."""
     return _state(error) == _CARDINALITY_VIOLATION
 
 
@@ -139,7 +139,7 @@ def _state(error: BaseException) -> str:
 
 
 def _postgresql_engine(url: URL) -> Engine:
-    """Return an engine whose transactions depend on no setting of a session, which a connection pooler would share."""
+    """Return an engine whose transactions do not depend on session settings: connection poolers share sessions."""
     engine = create_engine(
         url,
         poolclass=NullPool,
@@ -150,7 +150,7 @@ def _postgresql_engine(url: URL) -> Engine:
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,
-            "client_encoding": "utf8",  # COPY's text is in it, whatever the database's own encoding.
+            "client_encoding": "utf8",  # The encoding of COPY's text, whatever the database's encoding is.
             "prepare_threshold": None,  # Prepared statements would outlive their client, in the pooler's session.
         },
     )
@@ -164,7 +164,7 @@ def _postgresql_engine(url: URL) -> Engine:
     @event.listens_for(engine, "handle_error")
     def refuse(context: ExceptionContext) -> None:
         if context.connection is not None and _state(context.original_exception) in _STANDBY:
-            # It may be promoted, or a new connection may find another server.
+            # The standby may be promoted, or a new connection may reach another server.
             context.is_disconnect = bool(context.connection.info.get(_IN_RECOVERY))
         if _STATEMENT_POOLING in str(context.original_exception):
             raise InvalidInput(
@@ -193,7 +193,7 @@ def _sqlite_engine(url: URL) -> Engine:
         connection.isolation_level = None
         cursor = connection.cursor()
         _use_wal(cursor)
-        # A committed checkpoint must survive power loss: acknowledgements that follow it cannot be taken back.
+        # A committed checkpoint must survive power loss: the acknowledgements after it cannot be undone.
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.close()
@@ -215,7 +215,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 class _UtcDateTime(sqlite.DATETIME):
-    """Times in SQLite, which has no time zones. Times with a zone are converted to UTC, as in other databases."""
+    """The type of times in SQLite, which lacks time zones. Times with a zone become UTC, as in other databases."""
 
     def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any]:
         write = super().bind_processor(dialect)
@@ -231,7 +231,7 @@ class _UtcDateTime(sqlite.DATETIME):
 def _use_wal(cursor: sqlite3.Cursor) -> None:
     """Switch a database file to WAL permanently. Waits while another connection writes to it in another mode.
 
-    The wait is needed because SQLite's own timeout does not apply: SQLite must assume that the other connection waits
+    SQLite's own timeout does not apply here: to avoid a deadlock, SQLite must assume that the other connection waits
     for this one.
     """
     deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000

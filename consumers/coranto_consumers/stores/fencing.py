@@ -1,4 +1,4 @@
-"""Owners of a consumer that are fenced off, and the reason."""
+"""The error of an owner that was fenced off, with the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Restored(NamedTuple):
 
 
 def fenced_off(shard: str, fence: int, found: Restored | None) -> Fenced:
-    """Return the error of an owner that had raised `fence`. `found` is the present row; None if unknown."""
+    """Return the error for the owner of `fence`. `found` is the current row in the store; None if unknown."""
     resets = [each for each in found.checkpoint.identity.resets if each.fence > fence] if found is not None else []
     if not resets:
         return Fenced(f"consumer {shard}: fence {fence} was raised by a later owner; stop this one")

@@ -1,8 +1,8 @@
 """Buffered inserts and merges of a transaction, written many rows at a time.
 
-One statement for each row costs several times more than the row. So rows are buffered, and written before a statement
-could read them: before another statement of the transaction, at its commit, and once they are many. While a commit
-writes them, the shard consumes the next transaction.
+A statement costs several times more than a row. So rows are buffered, and flushed before another statement of the
+transaction could read them, at the commit, and when the buffer is full. While a commit flushes rows, the shard consumes
+the next transaction.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_ROWS: Final = 10_000
-"""The number of rows to insert that are buffered at most."""
+"""The maximum number of buffered rows to insert."""
 _MAX_MERGED_BYTES: Final = 64 << 20
-"""The bytes of rows to merge that are buffered at most, beyond the last batch."""
+"""The maximum bytes of buffered rows to merge, not counting the last batch."""
 
 _MIN_TO_COPY: Final = 64
 """Fewer rows are written by INSERT: the fixed cost of COPY is too high for them."""
@@ -39,7 +39,7 @@ class GatheredRows:
 
     def __init__(self) -> None:
         self._places: dict[_Place, list[_Part]] = {}
-        """The parts to write, in order, for each table and its columns between two merges."""
+        """The parts to write, in order, for each combination of table, columns and number of earlier merges."""
         self._merges = 0
         self._count = self._merged_bytes = 0
         self._failure: Exception | None = None
@@ -49,11 +49,11 @@ class GatheredRows:
 
     @property
     def are_many(self) -> bool:
-        """True if the rows are to be written now."""
+        """True if the buffer is full, and must be written now."""
         return self._count >= MAX_ROWS or self._merged_bytes >= _MAX_MERGED_BYTES
 
     def add(self, table: Table, row: Row) -> None:
-        """Gather a row, given by column. Raises InvalidInput for a column that the table does not have."""
+        """Buffer a row, given by column name. Raises InvalidInput for a column that the table does not have."""
         parts = self._parts(table, tuple(row))
         if not parts or not isinstance(parts[-1], list):
             parts.append([])
@@ -63,14 +63,14 @@ class GatheredRows:
         self._count += 1
 
     def add_batch(self, table: Table, rows: pa.RecordBatch) -> None:
-        """Gather the rows of an Arrow record batch, whose columns are columns of the table by name."""
+        """Buffer the rows of an Arrow record batch. Its columns are columns of the table by name."""
         parts = self._parts(table, tuple(rows.schema.names))
         if rows.num_rows:
             parts.append(rows)
             self._count += rows.num_rows
 
     def add_merge(self, plan: MergePlan, rows: pa.RecordBatch) -> None:
-        """Gather the rows of an Arrow record batch, to merge them by a plan for its columns."""
+        """Buffer the rows of an Arrow record batch that are to be merged. The plan is for the batch's columns."""
         self._merges += 1
         self._places[plan.table, plan.columns, -self._merges] = [(plan, rows)]
         self._merged_bytes += rows.nbytes
@@ -88,16 +88,16 @@ class GatheredRows:
         return parts
 
     def write(self, connection: Connection) -> None:
-        """Write the gathered rows: tables in the order of their first rows, and the rows of each in order.
+        """Write the buffered rows: tables in the order of their first rows, and the rows of each table in order.
 
-        Merges separate the rows that were added before from those that were added later.
+        Rows that were added before a merge are written before it, and rows that were added after it are written later.
 
-        Raises the database's error as SQLAlchemy does, and again at each later call: the transaction lacks rows then,
-        and must not commit.
+        Raises the database's error as SQLAlchemy does, and again at each later call: the transaction lacks rows, and
+        must not commit.
         """
         if self._failure is not None:
             raise self._failure
-        # Cleared before writing, since the statements below trigger this method again.
+        # Cleared before writing, because the statements below call this method again.
         places, self._places, self._count, self._merged_bytes = self._places, {}, 0, 0
         try:
             for (table, names, _), parts in places.items():
@@ -135,14 +135,14 @@ def _write_batch(connection: Connection, table: Table, batch: pa.RecordBatch) ->
 
 
 def _binds_unchanged(kind: Any) -> bool:
-    """Return True if SQLAlchemy passes Python's values of an Arrow type to any driver unchanged."""
+    """Return True if SQLAlchemy passes the Python values of an Arrow type unchanged to every driver."""
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_int64(kind) or pa.types.is_float64(kind))
 
 
 def _others_lack_defaults(table: Table, names: Sequence[str]) -> bool:
-    """Return True if SQLAlchemy sets no defaults of other columns."""
+    """Return True if SQLAlchemy does not set defaults of columns outside of `names`."""
     return all(column.default is None for column in table.c if column.key not in names)
 
 
@@ -166,7 +166,7 @@ def _copied(connection: Connection, table: Table, names: Sequence[str], rows: Se
 
 
 def _column(values: list[Any], column: Column[Any], dialect: Dialect) -> Any | None:
-    """Return the values of a column as an Arrow array; None if their text might not mean the same to COPY."""
+    """Return the values of a column as an Arrow array. None if COPY might parse their text to other values."""
     if _is_generated(column):
         return None
     import pyarrow as pa  # Imported here, because it takes a while.

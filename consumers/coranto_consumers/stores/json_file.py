@@ -1,7 +1,7 @@
 """`JsonFileStore`: the state as one JSON file in a recovery log.
 
 Every transaction writes the whole file, so the store is for small states. The file has the layout of Gazette's
-`JSONFileStore`, three JSON documents with one line each: the offsets read of each source, the state, the checkpoint.
+`JSONFileStore`: three JSON documents, one per line, with the sources' read offsets, the state and the checkpoint.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ S = TypeVar("S")
 
 
 class JsonFileStore(Store, Generic[S]):
-    """A store whose `state` the application reads and changes, from one transaction to the next.
+    """A store whose `state` the application reads and changes.
 
-    `dump` turns the state into values that `json` can encode, and `load` turns decoded values into the state. Pass them
-    for states that are not plain JSON, such as models. The recorder's directory must have been recovered for this
-    process alone.
+    `dump` converts the state to values that `json` can encode, and `load` converts decoded values back. Pass both for
+    states that are not plain JSON, such as models. The recorder's directory must have been recovered for this process
+    only.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class JsonFileStore(Store, Generic[S]):
         dump: Callable[[S], Any] = lambda state: state,
         load: Callable[[Any], S] = lambda decoded: decoded,
     ) -> None:
-        """`initial` is the state if the log holds none. Raises CorruptData for a file that no such store wrote."""
+        """`initial` is the state if the log has none. Raises CorruptData for a file that is not this store's."""
         self._recorder = recorder
         self._dump = dump
         self._checkpoint = Checkpoint()
@@ -81,7 +81,7 @@ class JsonFileStore(Store, Generic[S]):
 
 
 def failed(error: BaseException) -> Awaitable[None]:
-    """Return the awaitable of a commit that could not begin. It raises `error`."""
+    """Return the awaitable of a commit that could not begin. Awaiting it raises `error`."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     done.set_exception(error)
     return done
@@ -112,7 +112,7 @@ def decode_state(content: str) -> tuple[Any, Checkpoint]:
 
 
 def checkpoint_to_json(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return a checkpoint in the JSON of Go's struct: bytes are in base 64, and zero numbers are left out."""
+    """Convert a checkpoint to the JSON of Gazette's Go struct: bytes are in base64, and zero numbers are omitted."""
     sources: dict[str, Any] = {}
     wire = checkpoint.to_wire()
     for journal, source in sorted(wire.sources.items()):

@@ -1,8 +1,8 @@
 """Merging staged rows into a table: one SQL statement per table, built from a rule per column.
 
-Several tasks may stage rows of one key, in any order. A rule combines their values with each other, and with the value
-in the table. Rules that do not depend on order (`Add`, `Max`, `Min`) accept several staged rows of one key. With
-`Replace`, staging a key twice is an error, because the result would be arbitrary.
+Several tasks may stage rows with the same key, in any order. A rule combines the staged values of a column with each
+other, and with the value in the table. Rules that do not depend on order (`Add`, `Max`, `Min`) accept several staged
+rows per key. With `Replace`, staging a key twice is an error, because the result would be arbitrary.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STAGE_COLUMNS = ("coranto_shard", "coranto_fence", "coranto_attempt")
-"""Columns of a stage table that identify a row's writer. No output column may use these names."""
+"""Columns of a stage table that identify a row's writer. Output columns must not have these names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """`numerator` divided by `denominator`, other columns, after these were merged. Null if the denominator is zero.
+    """The column `numerator` divided by the column `denominator`, after their merge. Null if the denominator is zero.
 
-    Rows do not have such a column. It can hold, for example, a mean that stays exact while more rows are merged.
+    Rows do not contain the quotient's column. An example is a mean that stays exact while more rows are merged.
     """
 
     numerator: str
@@ -85,7 +85,7 @@ class MergePlan:
     rules: Mapping[str, MergeRule]
     columns: tuple[str, ...]
     delete: str | None = None
-    """A further column of the rows: true deletes the row of the key."""
+    """An additional column of the rows: if it is true, the table's row with the same key is deleted."""
 
 
 def plan_merge(
@@ -95,7 +95,7 @@ def plan_merge(
     rules: Mapping[str, MergeRule],
     delete: str | None = None,
 ) -> MergePlan:
-    """Check an output against its table, and return its plan. Raises InvalidInput that says what to change."""
+    """Check an output against its table, and return its merge plan. Raises InvalidInput, with the fix."""
     where = f"table {table.name}"
     if delete:
         others = {name for name, rule in rules.items() if not isinstance(rule, Replace)}
@@ -155,11 +155,11 @@ def _check_keys(table: Table, columns: Sequence[str], keys: Sequence[str], where
 
 
 def stage_table(plan: MergePlan, name: str, *, prefixes: Sequence[str] = (), on_commit: str | None = None) -> Table:
-    """Return the staging table of a plan's rows: its columns without constraints, and `STAGE_COLUMNS`.
+    """Return the stage table for a plan's rows: the plan's columns without constraints, and `STAGE_COLUMNS`.
 
-    `prefixes` stand before TABLE. An unlogged table (PostgreSQL) is emptied when the server crashes; `merge_staged`
-    notices missing rows. `on_commit` decides the fate of a temporary table there, which needs no index, because it
-    has the rows of one attempt.
+    `prefixes` are keywords between CREATE and TABLE. PostgreSQL empties an UNLOGGED table when the server crashes;
+    `merge_staged` detects the missing rows. `on_commit` is PostgreSQL's ON COMMIT action for a temporary table, which
+    needs no index, because it has the rows of one attempt.
     """
     shard, fence, attempt = STAGE_COLUMNS
     indexes = [] if on_commit else [Index(f"{name}_attempt", attempt)]
@@ -180,8 +180,8 @@ def stage_table(plan: MergePlan, name: str, *, prefixes: Sequence[str] = (), on_
 def merge_staged(connection: Connection, plan: MergePlan, stage: Table, attempts: Sequence[str], expected: int) -> None:
     """Merge the rows that `attempts` staged into the plan's table.
 
-    Raises SqlStoreError when there are not exactly `expected` rows, and InvalidInput when a key with a `Replace` rule
-    was staged twice.
+    Raises SqlStoreError unless exactly `expected` rows are staged, and InvalidInput when a key was staged twice in a
+    plan with a `Replace` rule or deletes.
     """
     if not attempts:
         return
@@ -189,7 +189,7 @@ def merge_staged(connection: Connection, plan: MergePlan, stage: Table, attempts
     if not plan.keys:
         columns = list(plan.columns)
         rows = select(*(stage.c[name] for name in columns)).where(chosen)
-        # The insert counts the rows, which saves another read.
+        # The number of inserted rows makes another query unnecessary.
         merged = connection.execute(
             plan.table.insert().from_select(columns, rows), execution_options={"preserve_rowcount": True}
         )
@@ -208,7 +208,7 @@ def merge_staged(connection: Connection, plan: MergePlan, stage: Table, attempts
 
 
 def require_staged(connection: Connection, table: Table, stage: Table, attempts: Sequence[str], expected: int) -> None:
-    """Raise SqlStoreError when `attempts` have not exactly `expected` rows for a table in its stage."""
+    """Raise SqlStoreError unless `attempts` staged exactly `expected` rows for a table."""
     chosen = stage.c[STAGE_COLUMNS[2]].in_(attempts)
     found = connection.execute(select(func.count()).select_from(stage).where(chosen)).scalar_one()
     _require_rows(table, found, expected)
@@ -228,7 +228,7 @@ def _is_replacement(plan: MergePlan) -> bool:
 
 
 def _upsert(connection: Connection, plan: MergePlan, stage: Table, chosen: ColumnElement[bool]) -> None:
-    """Group staged rows by key and insert them. A row whose key exists is combined with the row in the table."""
+    """Group staged rows by key and insert the results. A result whose key exists is combined with the table's row."""
     dialect = connection.dialect.name
     staged = {
         name: _grouped(rule, stage.c[name], dialect)
@@ -240,7 +240,7 @@ def _upsert(connection: Connection, plan: MergePlan, stage: Table, chosen: Colum
         if isinstance(rule, Quotient):
             inserted[name] = _quotient(staged[rule.numerator], staged[rule.denominator])
     keys = [stage.c[key] for key in plan.keys]
-    # In key order, so that two consumers that merge into one table wait for each other instead of deadlocking.
+    # In key order, so that two consumers that merge into one table cannot deadlock.
     rows = (
         select(*(value.label(name) for name, value in inserted.items())).where(chosen).group_by(*keys).order_by(*keys)
     )
@@ -251,7 +251,8 @@ def _upsert(connection: Connection, plan: MergePlan, stage: Table, chosen: Colum
         # SQLAlchemy's own `inserted` escapes a percent sign in a name twice.
         new = {name: func.values(column(name), type_=plan.table.c[name].type) for name in inserted}
         merged = _merged(plan, new)
-        # Assignments run from left to right and see earlier ones, so quotients come first, while values are old.
+        # Assignments run from left to right and see the results of earlier ones. So quotients come first, while the
+        # other columns still have their old values.
         ordered = sorted(merged.items(), key=lambda item: not isinstance(plan.rules[item[0]], Quotient))
         same = [(key, new[key]) for key in plan.keys]
         connection.execute(update.on_duplicate_key_update(ordered or same))
@@ -266,7 +267,7 @@ def _upsert(connection: Connection, plan: MergePlan, stage: Table, chosen: Colum
 
 
 def _merged(plan: MergePlan, new: Any) -> dict[str, ColumnElement[Any]]:
-    """Return the new values of an existing row; `new` has the columns of the row that is merged into it."""
+    """Return the new values of an existing row. `new` has the columns of the row that is merged into it."""
     merged = {
         name: _combined(rule, plan.table.c[name], new[name])
         for name, rule in plan.rules.items()
@@ -279,7 +280,7 @@ def _merged(plan: MergePlan, new: Any) -> dict[str, ColumnElement[Any]]:
 
 
 def _refuse_other_keys(plan: MergePlan, inserted: set[str]) -> None:
-    """Raise InvalidInput for a table with another unique key: MariaDB and MySQL would merge rows that share any key."""
+    """Raise InvalidInput for a table with another unique key: MariaDB and MySQL would merge rows with any equal key."""
     for unique in _uniques(plan.table):
         if unique >= set(plan.keys) or not inserted & unique:
             continue
@@ -297,7 +298,7 @@ def _uniques(table: Table) -> list[set[str]]:
 
 
 def _grouped(rule: Add | Max | Min | Replace, staged: ColumnElement[Any], dialect: str) -> ColumnElement[Any]:
-    """Return the value of a group of staged rows."""
+    """Return the combined value of a group of staged rows with one key."""
     match rule:
         case Add():
             return func.sum(staged)
@@ -306,14 +307,14 @@ def _grouped(rule: Add | Max | Min | Replace, staged: ColumnElement[Any], dialec
         case Min():
             return func.min(staged)
         case Replace():
-            # The group has one row; this was checked before. PostgreSQL has no largest BOOLEAN or JSON.
+            # The group has one row, which was checked before. PostgreSQL has no max() of BOOLEAN or JSON.
             if dialect == "postgresql":
                 return func.array_agg(staged, type_=postgresql.ARRAY(staged.type))[1]
             return func.max(staged)
 
 
 def _combined(rule: Add | Max | Min | Replace, old: ColumnElement[Any], new: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Return the value of an existing row after a group was merged into it."""
+    """Return the value of an existing row after the merge of a group's value."""
     if isinstance(rule, Replace):
         return new
     match rule:
@@ -331,7 +332,7 @@ def _quotient(numerator: ColumnElement[Any], denominator: ColumnElement[Any]) ->
 
 
 def last_of_keys(plan: MergePlan, rows: pa.Table) -> pa.Table:
-    """Return only the last row of each key, sorted by key, if all columns have the rule `Replace`."""
+    """Return the last row of each key, sorted by key, if all columns have the rule `Replace`; else all rows."""
     if not all(isinstance(rule, Replace) for rule in plan.rules.values()):
         return rows
     import pyarrow as pa

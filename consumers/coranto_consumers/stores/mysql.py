@@ -1,16 +1,16 @@
-"""MariaDB and MySQL: engines with the guarantees that consumers need, and the meaning of the servers' errors.
+"""MariaDB and MySQL: engines with the guarantees that consumers need, and the classification of the servers' errors.
 
 Some behaviour of these servers would silently break exactly-once semantics:
 
-* Data definition commits the open transaction. A store's transaction rejects it, and fails if it was ended in another
+* DDL statements commit the open transaction. A store's transaction rejects them, and fails if it was ended in another
   way.
-* A deadlock rolls the whole transaction back. The next statement would begin another transaction, and commit without
-  the changes before it. The connection is closed instead, so that only a new transaction can continue.
-* Text is compared without regard to case and trailing spaces, values are cut or rounded to fit, and 0 in an
+* A deadlock rolls back the whole transaction. The next statement would begin another transaction, which would commit
+  without the earlier changes. Instead, the connection is closed, so that only a new transaction can continue.
+* Text is compared without regard to case and trailing spaces, values are truncated or rounded to fit, and 0 in an
   AUTO_INCREMENT column means "the next number". Sessions are therefore strict, and tables are created with the
   collation and the sizes of the other databases.
-* These are settings of a session, and a proxy may give its clients sessions with other settings. Each transaction reads
-  the settings of its session, and fails if they differ.
+* These are session settings, and a proxy may give its clients sessions with other settings. Each transaction reads the
+  settings of its session, and fails if they differ.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from sqlalchemy.types import LargeBinary, Text
 from coranto.errors import InvalidInput
 
 IDLE_S: Final = 120
-"""The time in seconds after which the server ends the session of an idle client, and frees its locks."""
+"""The time in seconds after which the server ends the session of an idle client, and releases its locks."""
 
 NAME: Final = Text().with_variant(VARCHAR(512), "mysql")
-"""The type of columns with names, such as consumers'. Keys of these servers have a maximum size."""
+"""The type of columns with names, such as the names of consumers. These servers limit the size of keys."""
 
 GUARDED: Final = "coranto_guarded"
 """The execution option of a connection whose transaction may only be committed by the store."""
@@ -63,7 +63,7 @@ _ISOLATION: Final = "READ COMMITTED"
 _CHARSET: Final = "utf8mb4"
 _SESSION: Final = (
     f"SET SESSION sql_mode = 'TRADITIONAL,NO_AUTO_VALUE_ON_ZERO', time_zone = '+00:00', wait_timeout = {IDLE_S}, "
-    "lc_messages = 'en_US'"  # Names of columns and keys are taken from messages.
+    "lc_messages = 'en_US'"  # Names of columns and keys are parsed from error messages.
 )
 _MODES: Final = frozenset(
     {
@@ -73,7 +73,7 @@ _MODES: Final = frozenset(
 )
 """The modes of `_SESSION`, as the server shows them."""
 _NAMES_OF_MODES: Final = frozenset({"TRADITIONAL", "NO_AUTO_CREATE_USER", ""})
-"""Shown as well, by some versions: a name for several modes, and one that concerns only GRANT."""
+"""Other modes that some versions show: a name for a combination of modes, and a mode that affects only GRANT."""
 _BEGIN: Final = "START TRANSACTION /* of a store */"
 _ENDS_TRANSACTION: Final = re.compile(
     # Not possessive: early releases of Python 3.11 do not match a possessive group within another.
@@ -85,8 +85,8 @@ _ENDS_TRANSACTION: Final = re.compile(
 
 _RECORD_CHANGED: Final = 1020
 _ROLLED_BACK: Final = frozenset({_RECORD_CHANGED, ER.LOCK_WAIT_TIMEOUT, ER.LOCK_TABLE_FULL, ER.LOCK_DEADLOCK})
-"""Errors after which the transaction is, or may be, rolled back. Server settings decide if a timeout rolls back one
-statement or all."""
+"""Errors after which the transaction is, or may be, rolled back. Server settings decide if a timeout rolls back the
+statement or the transaction."""
 
 _UNAVAILABLE: Final = frozenset(
     {
@@ -96,11 +96,11 @@ _UNAVAILABLE: Final = frozenset(
             1290,
             1792,
             1836,
-        ),  # A cluster's node is not ready, or a server is read-only while others take over.
-        *(1969, 3024),  # A statement took longer than the server allows.
+        ),  # A node of a cluster is not ready, or a server is read-only during a failover.
+        *(1969, 3024),  # A statement timed out.
         *(1021, 1041, 1637),  # The server lacks disk space, memory or room for transactions.
-        *(1077, 1152, 1158, 1159, 1160, 1161, 1927),  # It has ended a connection, or stops.
-        *(3100, 3101, 3168),  # A group of servers elects another primary.
+        *(1077, 1152, 1158, 1159, 1160, 1161, 1927),  # The server closed the connection, or stops.
+        *(3100, 3101, 3168),  # A replication group elects another primary.
     }
 )
 _WITHOUT_TRANSACTIONS: Final = text(
@@ -112,13 +112,13 @@ _EXISTS: Final = frozenset({ER.TABLE_EXISTS_ERROR, ER.DUP_KEYNAME})
 
 
 def mysql_engine(url: URL, name: str) -> Engine:
-    """Return an engine for a parsed store URL, which errors call `name`. It does not connect yet."""
+    """Return an engine for a parsed store URL. Errors call the database `name`. It does not connect yet."""
     engine = create_engine(
         url,
         poolclass=NullPool,
         hide_parameters=True,
-        # The default of PostgreSQL: readers lock nothing, and an update sees the last committed values. Under these
-        # servers' default, merging staged rows would lock the rows that others are staging.
+        # As in PostgreSQL: readers take no locks, and an update sees the last committed values. With these servers'
+        # default, merging staged rows would lock rows that other tasks are staging.
         isolation_level=_ISOLATION,
         connect_args={
             "charset": _CHARSET,
@@ -141,12 +141,10 @@ def mysql_engine(url: URL, name: str) -> Engine:
 
 
 def create_tables(engine: Engine, tables: Sequence[Table]) -> None:
-    """Create absent tables. Several processes may try concurrently, and a later call completes one that died halfway.
+    """Create absent tables. Several processes may do so concurrently, and a later call completes an interrupted one.
 
-    Data definition is not transactional here, so each part is created separately: a table, and each index that it
-    lacks.
-    Raises InvalidInput for a table that these servers cannot have, or whose engine has no transactions, and
-    SQLAlchemy's errors.
+    DDL is not transactional here, so each table and each missing index is created separately. Raises InvalidInput for a
+    table that these servers do not support, or whose storage engine has no transactions, and SQLAlchemy's errors.
     """
     for table in tables:
         _check_keys(table, engine.dialect)
@@ -163,40 +161,40 @@ def create_tables(engine: Engine, tables: Sequence[Table]) -> None:
 
 
 def code_of(error: BaseException | None) -> int:
-    """Return the server's or driver's number of an error; 0 when it has none."""
+    """Return the server's or driver's error code. 0 if there is none."""
     original = error.orig if isinstance(error, DBAPIError) else error
     number = original.args[0] if original is not None and original.args else None
     return number if isinstance(number, int) else 0
 
 
 def is_mysql(error: BaseException) -> bool:
-    """Return True if the error comes from the driver of these servers."""
+    """Return True if an error, or the error that SQLAlchemy wraps in it, comes from the driver of these servers."""
     return is_error(error.orig if isinstance(error, DBAPIError) else error)
 
 
 def is_error(original: BaseException | None) -> bool:
-    """Return True for an error of the driver of these servers itself."""
+    """Return True for an unwrapped error of the driver of these servers."""
     return isinstance(original, MySQLError)
 
 
 def was_rolled_back(error: BaseException) -> bool:
-    """Return True if a transaction conflicted with another one. It was rolled back, and can be tried again."""
+    """Return True if a transaction was, or may have been, rolled back because of a conflict. It can be retried."""
     original = error.orig if isinstance(error, DBAPIError) else error
     state = getattr(original, "sqlstate", None) or ""
     return code_of(error) in _ROLLED_BACK or state.startswith("40")
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return True if the next try may succeed, as after a conflict, a lost connection or an unavailable server."""
+    """Return True if a retry may succeed, as after a conflict, a lost connection or an unavailable server."""
     code, lost = code_of(error), isinstance(error, DBAPIError) and error.connection_invalidated
     return lost or was_rolled_back(error) or code in _UNAVAILABLE or 2000 <= code < 3000
 
 
 class _Connection(pymysql.Connection):
-    """A connection that uses TLS if the server has it, unless the URL sets TLS options. PostgreSQL's client does so."""
+    """A connection that uses TLS if the server supports it, as PostgreSQL's client does. TLS options override this."""
 
     def _create_ssl_ctx(self, sslp: dict[str, Any]) -> ssl.SSLContext:
-        # The driver would load the system's certificates for each connection, although it would verify nothing.
+        # The driver would load the system's certificates for each connection, although it does not verify them.
         made: ssl.SSLContext = super()._create_ssl_ctx(sslp) if sslp else _unverified()  # type: ignore[misc]
         return made
 
@@ -210,7 +208,7 @@ def _unverified() -> ssl.SSLContext:
 
 
 def _keep_alive(connection: Any, _record: object) -> None:
-    """Set keep-alive, so that the loss of the server's machine is noticed within half a minute."""
+    """Set TCP keep-alive, so that the loss of the server's machine is detected within half a minute."""
     if isinstance(connection._sock, socket.socket) and connection._sock.family != socket.AF_UNIX:
         for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
             connection._sock.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -221,12 +219,12 @@ def _is_guarded(connection: Connection) -> bool:
 
 
 def _begin(name: str, connection: Connection) -> None:
-    connection.exec_driver_sql(_BEGIN)  # From now on, each answer says if it is open, and a proxy keeps its session.
+    connection.exec_driver_sql(_BEGIN)  # Responses now report if it is open, and a proxy keeps the session.
     _require_settings(name, connection)
 
 
 def _require_settings(name: str, connection: Connection) -> None:
-    """Raise InvalidInput if the session has other settings than those that this module sets."""
+    """Raise InvalidInput if the session's settings differ from the settings of this module."""
     settings = (
         f"@@sql_mode, @@time_zone, @@character_set_client, @@character_set_connection, @@{_isolation(connection)}"
     )
@@ -236,7 +234,7 @@ def _require_settings(name: str, connection: Connection) -> None:
         differ.append(f"sql_mode is {modes!r}")
     if zone not in ("+00:00", "UTC"):
         differ.append(f"time_zone is {zone}")
-    isolation: str = connection.get_execution_options().get("isolation_level", _ISOLATION)  # Some readers have another.
+    isolation: str = connection.get_execution_options().get("isolation_level", _ISOLATION)  # Some readers set it.
     wanted = (_CHARSET, _CHARSET, isolation.replace(" ", "-"))
     names = ("character_set_client", "character_set_connection", "the isolation level")
     differ += [f"{what} is {value}" for what, value, want in zip(names, found, wanted, strict=True) if value != want]
@@ -250,7 +248,7 @@ def _require_settings(name: str, connection: Connection) -> None:
 
 
 def _isolation(connection: Connection) -> str:
-    """Return the name of the variable that has the isolation level."""
+    """Return the name of the variable with the isolation level."""
     dialect: Any = connection.dialect
     is_older = dialect.is_mariadb or dialect.server_version_info < (5, 7, 20)
     return "tx_isolation" if is_older else "transaction_isolation"
@@ -314,20 +312,20 @@ def _check_engines(connection: Connection, tables: Sequence[Table]) -> None:
 
 
 class _TableCompiler(MySQLDDLCompiler):
-    """Makes tables transactional, with text comparison as in other databases, unless a table sets its own options."""
+    """Creates transactional tables that compare text as other databases do, unless a table sets its own options."""
 
     def post_create_table(self, table: Table) -> str:
         said = {name.removeprefix("mysql_") for name in table.kwargs if name.startswith("mysql_")}
         options = "" if "engine" in said else " ENGINE=InnoDB"
         if not said & {"charset", "default_charset", "character_set", "default_character_set", "collate"}:
-            # Compare by code points, with spaces at the end. The two servers have different names for that collation.
+            # Compare by code points, including trailing spaces. The servers have different names for this collation.
             collation = "utf8mb4_nopad_bin" if self.dialect.is_mariadb else "utf8mb4_0900_bin"
             options += f" DEFAULT CHARSET=utf8mb4 COLLATE={collation}"
         return f"{options} {super().post_create_table(table)}"
 
 
 class _TypeCompiler(MySQLTypeCompiler):
-    """Gives types without a size the size of other databases, instead of 64 KiB, whole seconds or 24 bits."""
+    """Compiles types without a size to the sizes of other databases, not to 64 KiB, whole seconds or 24 bits."""
 
     def visit_large_binary(self, type_: Any, **kw: Any) -> str:
         return "LONGBLOB" if type_.length is None else super().visit_large_binary(type_, **kw)

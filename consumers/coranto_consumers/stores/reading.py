@@ -1,6 +1,6 @@
-"""Checkpoints in stores of any kind, read by their URLs without raising a fence.
+"""Reading of checkpoints in any kind of store, by the store's URL, without raising a fence.
 
-Importing it does not import SQLAlchemy: definitions of Dagster name stores, and load often.
+Importing this module does not import SQLAlchemy: Dagster definitions refer to stores, and are loaded often.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ ICEBERG: Final = "iceberg://"
 
 
 def consumer_names(store: str) -> Sequence[str]:
-    """Return the names of all consumers with a checkpoint in the store of a URL, sorted.
+    """Return the names of all consumers with a checkpoint in the store at a URL, sorted.
 
-    Raises InvalidInput for a URL of no store, and SqlStoreError.
+    Raises InvalidInput for an invalid URL, and SqlStoreError.
     """
     if store.startswith(ICEBERG):
         from coranto_consumers.stores.iceberg.urls import IcebergHome  # Needs the extra `lake`.
@@ -29,16 +29,16 @@ def consumer_names(store: str) -> Sequence[str]:
 
 
 def display_name(store: str) -> str:
-    """Return the URL of a store without its secrets. Raises InvalidInput for a URL of no store."""
+    """Return a store's URL without its secrets. Raises InvalidInput for an invalid URL."""
     from coranto_consumers.stores.urls import display_url, parse_store_url
 
     return store if store.startswith(ICEBERG) else display_url(parse_store_url(store))
 
 
 def read_checkpoint(store: str, consumer: str) -> Restored | None:
-    """Return the fence and checkpoint of a consumer in the store of a URL. None if it never started there.
+    """Return the fence and checkpoint of a consumer in the store at a URL. None if the consumer never started there.
 
-    Raises InvalidInput for a URL of no store, and SqlStoreError.
+    Raises InvalidInput for an invalid URL, and SqlStoreError.
     """
     if store.startswith(ICEBERG):
         from coranto_consumers.stores.iceberg.urls import IcebergHome  # Needs the extra `lake`.

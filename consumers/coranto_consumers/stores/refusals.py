@@ -1,7 +1,7 @@
 """The SQLSTATE of a connection that PostgreSQL refuses.
 
-The driver's error has no state then, and the server's text depends on its `lc_messages`. So a refused connection is
-tried a second time, with a trace of the server's answers, which has the state.
+The driver's error lacks the SQLSTATE, and the server's text depends on its `lc_messages`. So a refused connection is
+retried once, with a trace of the server's responses, which contains the SQLSTATE.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TIMEOUT_S: Final = 10.0
 def explain_refusals(engine: Engine) -> None:
     """Set the SQLSTATE of the driver's error when a PostgreSQL server refuses a connection.
 
-    A connection raises InvalidInput for options that the driver does not take.
+    Connecting raises InvalidInput for options that the driver does not support.
     """
 
     if engine.driver != "psycopg":
@@ -46,7 +46,7 @@ def explain_refusals(engine: Engine) -> None:
 
 
 def _state_of(engine: Engine, driver: Any, conninfo: str, error: Exception) -> str | None:
-    """Return the SQLSTATE of the server's refusal. None if it does not answer, or now accepts the connection."""
+    """Connect again, and return the SQLSTATE of the refusal. None if the server does not answer, or now accepts."""
     pq = driver.pq
     connection = pq.PGconn.connect_start(conninfo.encode())
     try:
@@ -63,7 +63,7 @@ def _state_of(engine: Engine, driver: Any, conninfo: str, error: Exception) -> s
 
 
 def _traced(connection: Any, pq: Any) -> bytes:
-    """Continue to connect, and return a trace of it, kept in memory only: it may have a password."""
+    """Finish connecting, and return the trace. It is kept in memory only, because it may contain a password."""
     waits = {pq.PollingStatus.READING: select.POLLIN, pq.PollingStatus.WRITING: select.POLLOUT}
     deadline = time.monotonic() + _TIMEOUT_S
     trace, wait, is_traced = os.memfd_create("coranto-trace"), select.POLLOUT, False
@@ -73,12 +73,12 @@ def _traced(connection: Any, pq: Any) -> bytes:
             ready.register(connection.socket, wait)
             ready.poll(left * 1000)
             wait = waits.get(connection.connect_poll(), 0)
-            if wait == select.POLLIN and not is_traced:  # The server is there.
+            if wait == select.POLLIN and not is_traced:  # Connected.
                 is_traced = True
                 connection.trace(os.dup(trace))
                 connection.set_trace_flags(pq.Trace.SUPPRESS_TIMESTAMPS)
         if is_traced:
-            connection.untrace()  # This writes the rest of it.
+            connection.untrace()  # This flushes the trace.
         return os.pread(trace, os.fstat(trace).st_size, 0)
     finally:
         os.close(trace)

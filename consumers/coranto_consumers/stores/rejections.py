@@ -1,4 +1,4 @@
-"""Errors of databases that reject rows because of their values, and texts about them without values.
+"""Errors of databases that reject rows because of their values, described without the values.
 
 Databases quote values of rows in their messages. So this module writes its own text: the kind of error, and the names
 of the table, column and constraint. The database's message is added only if the store's URL has `show_row_values=true`.
@@ -61,7 +61,7 @@ _MYSQL: Final = {
     3988: "22P05",
     4025: "23514",
 }
-"""Errors of MariaDB and MySQL, by their SQLSTATE in PostgreSQL. 1366 also means a character that is not kept."""
+"""Maps errors of MariaDB and MySQL to PostgreSQL's SQLSTATEs. 1366 also means an unsupported character."""
 _IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")+)"')
 _BEFORE_NAME: Final = r"[^:0-9]{0,200}[0-9]{1,20}(?:[^:]{0,30}[\s,])?"
 _AFTER_NAME: Final = r"(?: \w{1,30})?\s?(?::|$)"
@@ -69,13 +69,13 @@ _MYSQL_NAMES: Final = re.compile(
     r"for key '([^']+)'|(?:for column|Column|Field) (?:[`\w]*\.)*[`']?([^`'\s]+)[`']?|CONSTRAINT `([^`]+)`"
 )
 _BOUND: Final = (ArithmeticError, LookupError, TypeError, ValueError)
-"""Errors of SQLAlchemy's types for a value that they cannot bind."""
+"""Errors that SQLAlchemy's types raise for a value that they cannot bind."""
 
 
 def rejection_of(error: BaseException, *, shows_values: bool = False) -> RejectedRow | None:
-    """Return an error's details about a row that a database rejected because of its values. None for other errors.
+    """Return the details if `error` means that a database rejected a row because of its values, else None.
 
-    The result has no values of the row, unless it `shows_values`.
+    The details have no values of the row, unless `shows_values` is set.
     """
     if isinstance(error, RejectedRow):
         return error
@@ -87,7 +87,7 @@ def rejection_of(error: BaseException, *, shows_values: bool = False) -> Rejecte
 
 
 def described(error: SQLAlchemyError, *, shows_values: bool = False) -> str:
-    """Return the database's message in one line. It has no values of rows, unless it `shows_values`."""
+    """Return the database's message in one line. It has no values of rows, unless `shows_values` is set."""
     original = error.orig if isinstance(error, StatementError) and error.orig is not None else error
     if shows_values:
         return _one_line(original) or type(original).__name__
@@ -104,7 +104,7 @@ def _problem(error: BaseException, original: BaseException | None) -> str | None
         return _of_postgresql(original, getattr(error, "statement", None) or "")
     match original:
         case sqlite3.IntegrityError():
-            # Such as `UNIQUE constraint failed: orders.id`. A trigger's RAISE may have any text.
+            # For example `UNIQUE constraint failed: orders.id`. A trigger's RAISE may have any text.
             text = _one_line(original)
             return text if " constraint failed" in text else _KINDS["P0001"]
         case sqlite3.DataError():
@@ -121,14 +121,14 @@ def _problem(error: BaseException, original: BaseException | None) -> str | None
 
 
 def _is_postgresql(error: BaseException | None) -> TypeGuard[Any]:
-    driver = sys.modules.get("psycopg")  # It takes a while to import, and has raised nothing before.
+    driver = sys.modules.get("psycopg")  # Importing it is slow, and errors exist only if it is imported.
     return driver is not None and isinstance(error, driver.Error)
 
 
 def _of_postgresql(error: Any, statement: str) -> str | None:
     state = error.sqlstate or ""
     if not state and isinstance(error, sys.modules["psycopg"].DataError):
-        return _KINDS["22021"]  # The driver itself refuses NUL.
+        return _KINDS["22021"]  # The driver itself rejects NUL.
     if state not in _KINDS and not state.startswith(_ROW_CLASSES):
         return None
     names = [
@@ -144,10 +144,10 @@ def _of_postgresql(error: Any, statement: str) -> str | None:
 
 
 def _copied_column(context: str, statement: str) -> str | None:
-    """Return the column of a value that a COPY could not convert. None if the context of the error names none.
+    """Return the column of a value that COPY could not convert. None if the error's context names no column.
 
-    The context is `COPY t, line 1, column a: "value"` in the server's language. So the statement's own names are looked
-    for, before the first colon that is not in a name: the value follows it.
+    The context is `COPY t, line 1, column a: "value"` in the server's language. So this searches it for the column
+    names in the statement, up to the first colon outside of a name. The value follows the colon.
     """
     if not statement.startswith("COPY "):
         return None
@@ -164,7 +164,7 @@ def _of_mysql(error: Any, state: str = "") -> str:
     code = mysql.code_of(error)
     kind = _KINDS[state or _MYSQL.get(code, "22P02")]
     named = list(_MYSQL_NAMES.finditer(str(error.args[-1])))
-    # Values come first, so the last name is one.
+    # Values, which may look like names, come first. So the last match is really a name.
     name = next((each for each in named[-1].groups() if each), "") if named else ""
     return f"{kind} ({name}, error {code})" if name else f"{kind} (error {code})"
 

@@ -1,4 +1,4 @@
-"""Replacing of rows by key. A key may be staged once in a transaction: otherwise the choice would be ambiguous."""
+"""Replacement of rows by key. A key may be staged only once in a transaction, or the result would be ambiguous."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coranto_consumers.stores.engines import is_repeated_row
 def refuse_repeated_keys(
     connection: Connection, table: Table, keys: Sequence[str], stage: Table, chosen: ColumnElement[bool]
 ) -> None:
-    """Raise InvalidInput for a key that several of the chosen rows of a stage have."""
+    """Raise InvalidInput if several chosen rows of a stage table have the same key."""
     columns = [stage.c[key] for key in keys]
     repeated = connection.execute(
         select(*columns).where(chosen).group_by(*columns).having(func.count() > 1).limit(1)
@@ -38,11 +38,10 @@ def replace_by_key(
     stage: Table,
     chosen: ColumnElement[bool],
 ) -> None:
-    """Replace rows of a table by chosen rows of a stage with the same keys, in PostgreSQL.
+    """Replace rows of a table by chosen rows of a stage table with the same keys, in PostgreSQL.
 
-    PostgreSQL itself rejects two rows with one key; grouping them first would take as long again. Raises InvalidInput
-    for them. Rows are written in key order, so that two consumers that write one table wait for each other instead of
-    deadlocking.
+    Raises InvalidInput for two rows with one key. PostgreSQL itself detects them: grouping the rows first would double
+    the time. Rows are written in key order, so that two consumers that write to one table cannot deadlock.
     """
     rows = select(*(stage.c[name] for name in columns)).where(chosen).order_by(*(stage.c[key] for key in keys))
     replacing = _replacing(table, columns, keys, rows)
@@ -66,7 +65,7 @@ def _replacing(table: Table, columns: Sequence[str], keys: Sequence[str], rows: 
 
 
 def _require_constraint(connection: Connection, replacing: Insert) -> None:
-    """Let the database plan a statement without running it: it rejects a table without a constraint on the keys."""
+    """Let the database plan a statement without running it, which fails if the keys have no unique constraint."""
     connection.exec_driver_sql(f"EXPLAIN {replacing.compile(dialect=connection.dialect)}")
 
 
@@ -80,10 +79,10 @@ def _are_new(
 
 
 def _can_insert(connection: Connection, table: Table, columns: Sequence[str], rows: Select[Any]) -> bool:
-    """Insert rows, and return True. Return False, and insert none, if a constraint of the table forbids it.
+    """Insert rows, and return True. If a constraint of the table forbids it, insert nothing and return False.
 
-    INSERT takes half as long as INSERT … ON CONFLICT. Another consumer may have inserted one of the keys since they
-    were compared, or one may be staged twice: the caller's statement is right for both.
+    INSERT takes half as long as INSERT … ON CONFLICT. It fails if another consumer has inserted one of the keys since
+    the check, or if a key was staged twice. The caller's INSERT … ON CONFLICT handles both cases.
     """
     try:
         with connection.begin_nested():

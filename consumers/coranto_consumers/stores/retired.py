@@ -1,9 +1,9 @@
-"""Retired consumers: rows of a store whose names cannot be taken over any more.
+"""Retired consumers: tombstones in a store for consumer names that must not be used again.
 
-Raising the fence stops a process, but its runtime or a supervisor restarts it, and that raises the fence again. So a
-consumer that has ended keeps its row, and instead of a checkpoint this has a note. A process that starts under its
-name is refused. No protobuf message begins as the note does, so Gazette's consumers and other versions refuse it as
-well, as a checkpoint that they cannot read.
+Raising the fence stops a process, but its runtime or a supervisor restarts the process, which raises the fence again.
+So a consumer that has ended keeps its row, with a tombstone instead of a checkpoint. A process that starts under the
+name is rejected. The tombstone is not a valid protobuf message, so Gazette's consumers and other versions also reject
+it, as an unreadable checkpoint.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from coranto.errors import InvalidInput
 from coranto.messages.checkpoints import Checkpoint
 
 _BEGIN: Final = b"\x07coranto: this consumer is retired; its successor: "
-"""Field 0 of wire type 7: protobuf has neither."""
+"""The first byte is a tag with field number 0 and wire type 7, which are both invalid in protobuf."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """The note in the row of a consumer that was promoted, and continues as its `successor`, or that was dropped."""
+    """The tombstone of a consumer that was promoted, and continues as its `successor`, or that was dropped."""
 
     successor: str = ""
-    """The consumer's new name. Empty if it was dropped."""
+    """The consumer's new name. Empty if the consumer was dropped."""
 
     def to_bytes(self) -> bytes:
-        """Return the text that replaces a checkpoint."""
+        """Return the bytes that replace the checkpoint."""
         return _BEGIN + self.successor.encode()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Retired | None:
-        """Return the note, or None for anything else."""
+        """Parse a tombstone. Returns None for other content."""
         return cls(content.removeprefix(_BEGIN).decode(errors="replace")) if content.startswith(_BEGIN) else None
 
     def refusal(self, name: str) -> InvalidInput:
-        """Return the error for a process that wants to run the consumer `name`."""
+        """Return the error for a process that tries to run the consumer `name`."""
         if self.successor:
             return InvalidInput(
                 f"{name!r} is promoted already: it continues as {self.successor!r}, with the live journals. Stop "

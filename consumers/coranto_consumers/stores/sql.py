@@ -5,8 +5,8 @@ layout of Gazette's SQL store. Starting a consumer raises the row's fence. A com
 still has the value that this owner raised it to. If a later owner has raised it again, nothing is updated, the
 transaction rolls back, and the former owner stops (seed 002, "Store Fencing").
 
-If a connection breaks during a commit, the outcome is unknown. The store finds it out by reading the row back, after it
-has waited for the lock of the broken transaction.
+If a connection breaks during a commit, the outcome is unknown. The store determines it by reading the row back, after
+it has waited for the lock of the broken transaction.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class StoreTransaction:
         """Commit all effects and `checkpoint`. On return they are durable.
 
         Raises Fenced when a later owner has raised the fence (nothing was committed), SqlStoreError when the database
-        refused (nothing was committed), and CommitOutcomeUnknown when the outcome of the commit could not be read.
+        rejected the commit (nothing was committed), and CommitOutcomeUnknown when the outcome could not be determined.
         """
         payload = checkpoint.to_bytes()
         try:
@@ -102,7 +102,7 @@ class StoreTransaction:
             # Locks that the connection still holds must not block the lookup.
             with suppress(SQLAlchemyError):
                 self.connection.invalidate()
-            if rejection_of(error) is not None:  # A deferred constraint rejected it: it was not applied.
+            if rejection_of(error) is not None:  # A deferred constraint rejected the commit.
                 raise self._store.failure("the commit failed", error) from self._store.cause(error)
             self._store.resolve_commit(self._shard, self._fence, payload, error)
         self.committed = True
@@ -111,7 +111,7 @@ class StoreTransaction:
 class SqlStore:
     """Tables and checkpoints in a SQLite file, or a database of PostgreSQL, MariaDB or MySQL.
 
-    Only tests pass `commit` and `sleep`, to break a commit and to avoid waiting.
+    `commit` and `sleep` are for tests, to break a commit and to avoid waiting.
     """
 
     def __init__(
@@ -154,7 +154,8 @@ class SqlStore:
     def create_tables(self, *tables: Table) -> None:
         """Create the checkpoint table and `tables` if they are absent.
 
-        Raises SqlStoreError, and InvalidInput for tables that MariaDB or MySQL cannot keep.
+        Raises SqlStoreError, and InvalidInput for missing privileges and for tables that MariaDB or MySQL do not
+        support.
         """
         try:
             if self.is_mysql:
@@ -182,7 +183,7 @@ class SqlStore:
         )
 
     def compare(self, *tables: Table) -> None:
-        """Raise InvalidInput for a table of the database that cannot take the rows of its definition.
+        """Raise InvalidInput for a table of the database that cannot store rows of its definition.
 
         Raises SqlStoreError.
         """
@@ -198,7 +199,7 @@ class SqlStore:
         return sorted(name for name in inspect(connection).get_table_names() if name.startswith(prefix))
 
     def raise_fence(self, shard: str) -> Restored:
-        """Raise the fence of a consumer, and return it with the last committed checkpoint.
+        """Raise the fence of a consumer. Return the fence and the last committed checkpoint.
 
         On return no earlier owner can commit. Raises SqlStoreError, and InvalidInput for a retired consumer, and when
         the server may lose committed transactions because of its settings, unless the URL allows that.
@@ -206,9 +207,10 @@ class SqlStore:
         return self.raise_with(shard, lambda connection, restored: None)
 
     def raise_with(self, shard: str, work: Callable[[Connection, Restored], None]) -> Restored:
-        """Raise the fence, and do work in the same transaction, with its connection and what `raise_fence` returns.
+        """Raise the fence, and call `work` in the same transaction. Return the fence and the last committed checkpoint.
 
-        Raises as `raise_fence` does, and the errors of the work; then nothing has changed.
+        `work` gets the transaction's connection, and the result of this method. Raises as `raise_fence` does, and the
+        errors of `work`; then nothing has changed.
         """
         if not shard:
             raise InvalidInput("a consumer needs a name; it is the identity that fences it; give one", field="shard")
@@ -221,7 +223,7 @@ class SqlStore:
                     work(connection, restored)
                     return restored
             except SQLAlchemyError as error:
-                # Several processes that raise it concurrently may conflict, in databases that detect conflicts late.
+                # Processes that raise the fence concurrently may conflict, in databases that detect conflicts late.
                 if wait is None or not isinstance(error, DBAPIError) or not was_rolled_back(error):
                     raise self.failure(f"the fence of {shard} could not be raised", error) from error
                 self._sleep(wait)
@@ -244,7 +246,7 @@ class SqlStore:
         _log.warning("sql_store.not_durable", store=self.name, settings=found)
 
     def read(self, shard: str) -> Restored | None:
-        """Return a consumer's fence and checkpoint without raising the fence. None when it never started.
+        """Return a consumer's fence and checkpoint without raising the fence. None if the consumer never started.
 
         Raises InvalidInput for a retired consumer, and SqlStoreError.
         """
@@ -268,9 +270,9 @@ class SqlStore:
 
     @contextmanager
     def transaction(self, shard: str, fence: int) -> Iterator[StoreTransaction]:
-        """Begin a transaction of the owner that holds `fence`. Leaving the block without `commit` rolls it back.
+        """Begin a transaction of the owner of `fence`. Leaving the block without `commit` rolls it back.
 
-        Raises Fenced immediately when the fence was raised since (`commit` checks again), InvalidInput for a retired
+        Raises Fenced if a later owner has raised the fence (`commit` checks again), InvalidInput for a retired
         consumer, and SqlStoreError for failures of the database in the block.
         """
         try:
@@ -311,10 +313,10 @@ class SqlStore:
             raise self.failure(f"the commit of {shard} was not applied", cause) from cause
 
     def resume(self, shard: str, fence: int) -> Checkpoint:
-        """Return the last committed checkpoint of the owner of `fence`, once none of its commits is in progress.
+        """Return the last committed checkpoint of the owner of `fence`, once no commit of this owner is in progress.
 
-        It does not raise the fence, so a fenced owner stays fenced: this raises Fenced. Raises
-        CorruptData if the database has an earlier fence and so has lost commits, and SqlStoreError.
+        It does not raise the fence. Raises Fenced if a later owner has raised it, CorruptData if the database has a
+        lower fence, and thus has lost commits, and SqlStoreError.
         """
         try:
             with self.engine.begin() as connection:
@@ -334,22 +336,23 @@ class SqlStore:
         return checkpoint
 
     def require_fence(self, shard: str, fence: int) -> None:
-        """Raise Fenced if a later owner has raised the fence of a consumer since `fence`. Raises SqlStoreError."""
+        """Raise Fenced if a later owner has raised the fence of a consumer above `fence`. Raises SqlStoreError."""
         found = self.read(shard)
         if found is not None and found.fence > fence:
             raise fenced_off(shard, fence, found)
 
     def fenced(self, connection: Connection, shard: str, fence: int) -> Fenced:
-        """Return the error of an owner whose fence was replaced, with the reason if known."""
+        """Return the error for an owner whose fence was raised by a later one, with the reason if known."""
         try:
             return fenced_off(shard, fence, row_of(connection, shard))
         except (CorantoError, SQLAlchemyError):
             return fenced_off(shard, fence, None)
 
     def failure(self, what: str, error: SQLAlchemyError) -> SqlStoreError:
-        """Return an error of the database as one of ours: RejectedRow for a row that it rejected.
+        """Convert an error of the database: to RejectedRow if the database rejected a row, else to SqlStoreError.
 
-        Only transient ones are retriable. It has no values of rows, unless the URL says `show_row_values=true`.
+        The result is retriable if the database's error is transient. It has no values of rows, unless the URL sets
+        `show_row_values=true`.
         """
         if (rejected := rejection_of(error, shows_values=self.shows_values)) is not None:
             return RejectedRow(f"store {self.name}: {rejected.problem}")
@@ -357,18 +360,18 @@ class SqlStore:
         return SqlStoreError(f"store {self.name}: {what}: {said}", retriable=is_transient(error))
 
     def cause(self, error: BaseException) -> BaseException | None:
-        """Return an error as the cause of a `failure`: None if it may quote values of rows, which tracebacks print."""
+        """Return `error` as the cause of a `failure`, or None if tracebacks would then print values of rows."""
         return None if rejection_of(error) is not None and not self.shows_values else error
 
 
 def _locked(shard: str) -> Select[tuple[int, bytes]]:
-    """Return the query for a consumer's row. It waits until a broken transaction has committed or rolled back."""
+    """Return the locking query for a consumer's row. It waits until a broken transaction has ended."""
     found = select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint).where(CHECKPOINTS.c.shard_fqn == shard)
     return found.with_for_update()
 
 
 def check_deferred(connection: Connection) -> None:
-    """Make PostgreSQL run the checks of the commit now. SQLite checks at the commit only."""
+    """Make PostgreSQL check deferred constraints now. SQLite checks them only at the commit."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
 
@@ -393,7 +396,7 @@ def raised(connection: Connection, shard: str) -> Restored:
 
 
 def row_of(connection: Connection, shard: str) -> Restored | None:
-    """Return a consumer's row as this transaction sees it. None if there is none."""
+    """Return a consumer's row as this transaction sees it. None if the row does not exist."""
     row = connection.execute(
         select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint).where(CHECKPOINTS.c.shard_fqn == shard)
     ).one_or_none()

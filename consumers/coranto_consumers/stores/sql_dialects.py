@@ -1,11 +1,11 @@
-"""Statements of an application in the SQL of one database: what cannot be understood with certainty is refused.
+"""Checks of an application's statements in the SQL dialect of one database. Ambiguous statements are rejected.
 
-`sql_text` cuts a statement into pieces in one way for all databases. They disagree about some pieces, such as comments
-within comments. Where a store's database disagrees, the statement is refused, so that the pieces are the right ones.
-Then a parser of its dialect finds the tables that the statement writes to. Statements that it cannot parse are refused.
+`sql_text` splits a statement into tokens in the same way for all databases. Databases disagree about some tokens, such
+as nested comments. If the store's database may split a statement differently, the statement is rejected. Then a parser
+of the dialect finds the tables that the statement writes to. Statements that it cannot parse are rejected.
 
-That is a guard against mistakes of the application's author, not against an attacker: the database itself decides what
-a role may do.
+This guards against mistakes of the application's author, not against attackers: the permissions of a role are up to the
+database.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _LONE_RETURN: Final = re.compile(r"\r(?!\n)")
 
 
 def require_dialect(text: str, dialect: str, tables: Collection[str], *, field: str) -> None:
-    """Raise InvalidInput, naming `field`, for a statement that a database rejects, or may parse in another way.
+    """Raise InvalidInput, with `field`, for a statement that a dialect rejects, or may parse differently.
 
-    `text` has passed `require_statement`; `tables` are the placeholders that it may write to, by name.
+    `text` has passed `require_statement`. `tables` are the placeholders of the tables that it may write to.
     """
     _require_pieces(text, dialect, field)
     mark = f"coranto_{uuid.uuid4().hex}"
@@ -59,7 +59,7 @@ def require_dialect(text: str, dialect: str, tables: Collection[str], *, field: 
 
 
 def _require_pieces(text: str, dialect: str, field: str) -> None:
-    """Raise InvalidInput for syntax that this database splits into other pieces."""
+    """Raise InvalidInput for syntax that this database splits into other tokens."""
 
     def refuse(what: str) -> InvalidInput:
         return InvalidInput(what, field=field)
@@ -82,7 +82,7 @@ def _require_pieces(text: str, dialect: str, field: str) -> None:
 
 
 def _for_parser(text: str, names: dict[str, str], rows: str) -> str:
-    """Return a statement with plain names for its placeholders, and without words that the parser does not know."""
+    """Return a statement with plain names instead of placeholders, and without keywords that the parser lacks."""
     values = {**names, STAGE: f"(SELECT 1 FROM {rows})"}
     code = filled(text, values)
     return _REPLACE.sub("INSERT", _MODIFIERS.sub(r"\1", code))
@@ -97,7 +97,7 @@ def _parsed(code: str, dialect: str, field: str) -> Any:
 
     logger = logging.getLogger("sqlglot")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)  # It warns of unparsed text, which is an error here.
+    logger.setLevel(logging.CRITICAL)  # It warns about unparsed text, which is an error here.
     try:
         found = [each for each in sqlglot.parse(code, dialect=_PARSERS[dialect]) if each is not None]
     except (SqlglotError, RecursionError) as error:

@@ -26,17 +26,18 @@ if TYPE_CHECKING:
 
 
 class SqlShardStore(Store):
-    """Tables of a SQL database, with the shard's checkpoint in its table `gazette_checkpoints`.
+    """Tables of a SQL database, with the shard's checkpoint in the database's table `gazette_checkpoints`.
 
-    `connection` belongs to the current transaction. The application never commits it. Several shards may share the
-    tables. A transaction sees all changes of the shard's earlier transactions: its SQL begins only after their commit.
+    `connection` belongs to the current transaction. The application must not commit it. Several shards may share the
+    tables. A transaction sees all changes of the shard's earlier transactions: its SQL waits for their commits.
     Messages are read and sequenced in the meantime.
 
-    `insert` is the fast way to add rows: they are written many at a time, and any statement of the transaction sees
-    those that were inserted before it. `insert_batch` and `merge_batch` take Arrow batches, in the same way.
+    `insert` is the fast way to add rows: they are buffered and written many at a time, and each statement of the
+    transaction sees the rows that were inserted before it. `insert_batch` and `merge_batch` do the same for Arrow
+    batches.
 
-    If the outcome of a commit is unknown, it is looked up by fence and checkpoint. Conflicts of transactions and lost
-    connections are transient: the shard restarts from its checkpoint.
+    If the outcome of a commit is unknown, it is determined from the stored fence and checkpoint. Conflicts of
+    transactions and lost connections are transient: the shard restarts from its checkpoint.
     """
 
     def __init__(self, database: SqlStore | str, *tables: Table) -> None:
@@ -58,8 +59,8 @@ class SqlShardStore(Store):
     def connection(self) -> Connection:
         """The connection of the current transaction. Begins the transaction if necessary.
 
-        For plain methods of an application. `async` methods call `await store.begin()` first. Raises Fenced when a
-        later owner has fenced off this one, and SqlStoreError.
+        For synchronous methods of an application. `async` methods call `await store.begin()` first. Raises Fenced when
+        a later owner has fenced off this one, and SqlStoreError.
         """
         if self._open is None:
             if not self._settled.is_set():
@@ -72,23 +73,25 @@ class SqlShardStore(Store):
         return self._open.connection
 
     def insert(self, table: Table, row: Row) -> None:
-        """Insert a row, given by column, in the current transaction.
+        """Insert a row, given by column name, in the current transaction.
 
-        It is written with others: before another statement of the transaction, at its commit, or once they are many.
-        Then the database checks it, and raises its refusal. Raises InvalidInput for a column that `table` lacks.
+        Rows are buffered, and written before another statement of the transaction, at the commit, or when the buffer is
+        full. Only then does the database check them, and raise its errors. Raises InvalidInput for a column that
+        `table` lacks.
         """
         self._rows.add(table, row)
         self._write_many()
 
     def _write_many(self) -> None:
-        """Write gathered rows if they are many."""
+        """Write the buffered rows if the buffer is full."""
         if self._rows.are_many and (self._open is not None or not _on_event_loop()):
             _ = self.connection
 
     def insert_batch(self, table: Table, rows: pa.RecordBatch) -> None:
-        """Insert the rows of an Arrow record batch, whose columns are columns of the table by name, as `insert` does.
+        """Insert the rows of an Arrow record batch as `insert` does. Its columns are columns of the table by name.
 
-        PostgreSQL gets them by COPY if that has the same result, without a Python object for any value.
+        In PostgreSQL, rows are written by COPY if that has the same result, if possible without a Python object per
+        value.
         """
         self._rows.add_batch(table, rows)
         self._write_many()
@@ -103,12 +106,12 @@ class SqlShardStore(Store):
     ) -> None:
         """Merge rows into a table by `keys`, which are unique in the table; `merge` has a rule for each other column.
 
-        They are merged with the writing of inserted rows, in order: at the latest at the commit, while the shard
-        consumes the next transaction.
+        The rows are buffered like inserted rows, and merged in order with these: at the latest at the commit, while the
+        shard consumes the next transaction.
 
         The rules come from `coranto_consumers.stores.merge`, as for Spark consumers: `Add`, `Max`, `Min`,
-        `Replace`, `Quotient`. With `Replace` a key may be in the rows only once. `delete` is a further column of the
-        rows: where it is true, the row of the keys goes. Raises InvalidInput.
+        `Replace`, `Quotient`. With `Replace`, a key may be in the rows only once. `delete` names an additional column
+        of the rows: if it is true, the table's row with the same keys is deleted. Raises InvalidInput.
         """
         place = (table, tuple(rows.schema.names), tuple(keys), tuple(merge.items()), delete)
         plan = self._plans.get(place)
@@ -118,7 +121,7 @@ class SqlShardStore(Store):
         self._write_many()
 
     async def begin(self) -> Connection:
-        """Begin the current transaction, unless it has begun, and return its connection.
+        """Begin the current transaction if necessary, and return its connection.
 
         After a cancelled call the transaction may have begun; `destroy` rolls it back.
         """
@@ -175,7 +178,7 @@ class SqlShardStore(Store):
 
     def _begin(self) -> None:
         if self._failure is not None:
-            # The next transaction may be the first to raise it.
+            # The failure of the last commit may not have been raised yet.
             raise self._failure
         exits, rows = ExitStack(), self._rows
         self._open = exits.enter_context(self.database.transaction(self._shard, self._fence))
@@ -184,7 +187,7 @@ class SqlShardStore(Store):
         def written_first(
             connection: Connection, _cursor: object, statement: str, parameters: Any, *_: object
         ) -> tuple[str, Any]:
-            rows.write(connection)  # A statement of the application may read them.
+            rows.write(connection)  # The application's statement may read the buffered rows.
             return statement, without_halves(parameters)
 
         event.listen(self._open.connection, "before_cursor_execute", written_first, retval=True)

@@ -1,7 +1,8 @@
-"""Texts of SQL with placeholders: the permitted statements of an application, and their values. Pure.
+"""SQL statements with placeholders: checks of an application's statements, and filling in of values. Does no I/O.
 
-Literals, quoted names and comments are left alone. Where databases disagree about the end of a quoted text (a backslash
-before a quote), the text is refused. So a semicolon, which would begin another statement, cannot hide in one.
+Literals, quoted names and comments are not interpreted. If databases disagree about the end of a quoted text (a
+backslash before a quote), the statement is rejected. So a quoted text cannot hide a semicolon that begins another
+statement.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from coranto.errors import InvalidInput
 
 STAGE: Final = "stage"
-"""The placeholder of the rows."""
+"""The name of the placeholder for the staged rows."""
 
 _FIRST_WORDS: Final = ("INSERT", "UPDATE", "DELETE", "MERGE", "REPLACE", "SELECT", "WITH")
 _PIECES: Final = re.compile(
@@ -36,7 +37,7 @@ _TARGET: Final = re.compile(
 )
 _WRITE: Final = re.compile(r"(?:\A|[()])\s*((?:INSERT|REPLACE)\b(?!\s*\()|(?:UPDATE|DELETE)\b)", re.IGNORECASE)
 _PROPER: Final = {"INSERT": "INSERT INTO", "REPLACE": "REPLACE INTO", "DELETE": "DELETE FROM", "UPDATE": "UPDATE"}
-# Databases differ about spaces and letters outside ASCII, which names may have unquoted.
+# ASCII only: databases disagree about other spaces and letters in unquoted names.
 _UPDATED: Final = re.compile(r'(?:\s+(?:AS\s+)?(?:\w+|""))?\s+SET(?=\s|"")', re.IGNORECASE | re.ASCII)
 _DELETED: Final = re.compile(
     r'(?:\s+(?:AS\s+)?(?:\w+|""))?(?:\s*(?:\Z|\))|\s+WHERE(?=[\s(]|""))', re.IGNORECASE | re.ASCII
@@ -46,15 +47,15 @@ _UNNAMED_ROWS: Final = re.compile(r"\{stage\}(?!\s+AS\s+[A-Za-z_]\w*)", re.IGNOR
 
 
 def require_statement(text: str, tables: Collection[str], *, reserved: Collection[str], field: str) -> None:
-    """Raise InvalidInput, naming `field`, for a text that is not one statement over placeholders that there are.
+    """Raise InvalidInput, with `field`, unless a text is one permitted statement with known placeholders.
 
-    The placeholders are `{stage}` and one for each of `tables`, by name. No name of `reserved` may occur.
+    The placeholders are `{stage}` and the names in `tables`. Names in `reserved` must not occur.
     """
 
     def refuse(what: str) -> InvalidInput:
         return InvalidInput(what, field=field)
 
-    code, unnamed, ended = "", "", False  # `unnamed` lacks quoted names, which may have any words in them.
+    code, unnamed, ended = "", "", False  # `unnamed` has no quoted names, which may contain keywords.
     for kind, piece in pieces(text):
         if kind == "comment":
             if piece.startswith(("/*!", "/*M!")):
@@ -88,7 +89,7 @@ def require_statement(text: str, tables: Collection[str], *, reserved: Collectio
             raise refuse(f"writes to {shown}: add the table that it writes to, and write its name as {{name}}")
     for found in _TARGET.finditer(unnamed):
         behind = unnamed[unnamed.index("}", found.end() - len(found[1] or found[2])) + 1 :]
-        # With more than a name there, MariaDB and MySQL can write to other tables.
+        # With more than one name here, MariaDB and MySQL would write to other tables, too.
         if found[2] and not _UPDATED.match(behind):
             raise refuse(
                 f"has {_shown(behind)} behind UPDATE {{name}}, where only AS alias and SET may be: take rows from "
@@ -100,9 +101,9 @@ def require_statement(text: str, tables: Collection[str], *, reserved: Collectio
                 "EXISTS (SELECT … FROM …) for USING, and give a statement for each table"
             )
     rest = _TARGET.sub(" ", unnamed)
-    if _INTO.search(rest):  # Such as SELECT … INTO, which makes a table or a file.
+    if _INTO.search(rest):  # Such as SELECT … INTO, which creates a table or a file.
         raise refuse("has an INTO that is none of INSERT, REPLACE and MERGE INTO {name}: write one of these")
-    if verb := _WRITE.search(rest):  # Such as INSERT without INTO, which MariaDB and MySQL take.
+    if verb := _WRITE.search(rest):  # Such as INSERT without INTO, which MariaDB and MySQL accept.
         word = verb[1].upper()
         raise refuse(f"has {word} without a plain target behind it: write {_PROPER[word]} {{name}}")
     if _UNNAMED_ROWS.search(code):
@@ -110,7 +111,7 @@ def require_statement(text: str, tables: Collection[str], *, reserved: Collectio
 
 
 def _shown(code: str) -> str:
-    """Return the beginning of code, for an error."""
+    """Return the beginning of `code`, for an error."""
     return repr(" ".join(code.split())[:40]) if code.strip() else "nothing"
 
 
@@ -128,14 +129,14 @@ def _require_kind(code: str, *, refuse_with: str) -> None:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """Return a statement that `require_statement` accepts, with values for its placeholders and without its end."""
+    """Return a statement that `require_statement` accepts, with its placeholders filled in, and without a semicolon."""
     return "".join(
         values[piece[1:-1]] if kind == "placeholder" else "" if kind == "end" else piece for kind, piece in pieces(text)
     )
 
 
 def pieces(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the pieces of a statement, each with its kind: `comment`, `literal`, `name`, `placeholder` and so on."""
+    """Yield the tokens of a statement, each with its kind: `comment`, `literal`, `name`, `placeholder` and so on."""
     for found in _PIECES.finditer(text):
         kind = next(
             name for name in ("comment", "literal", "name", "placeholder", "stray", "end", "code") if found[name]

@@ -1,7 +1,7 @@
 """`SqliteStore`: the state as a local SQLite database in a recovery log.
 
-The store records SQLite's own write-ahead log, commit by commit, and sometimes a copy of the database; see
-`docs/recovery-logs.md`. The local files are never synced to the disk, because they are recovered from the log.
+The store records SQLite's write-ahead log, commit by commit, and from time to time a copy of the database; see
+`docs/recovery-logs.md`. The local files are never synced to disk, because they are recovered from the log.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _log = structlog.get_logger(__name__)
 
 
 class SqliteStore(Store):
-    """A store whose `connection` the application uses. Changes within a transaction commit with the checkpoint.
+    """A store whose `connection` the application uses. Changes of a transaction commit with the checkpoint.
 
     The store has the only connection, and locks the file. A `COMMIT` by the application only ends SQLite's transaction.
     `schema` is a script of statements such as `CREATE TABLE IF NOT EXISTS`, which runs at each start. When the
-    write-ahead log has reached both `copy_bytes` and the size of the database, the database is recorded again. The
-    recovery log before that is then dead and can be pruned. The commit that does so takes longer.
+    write-ahead log has reached both `copy_bytes` and the size of the database, a commit also records the whole
+    database, and takes longer. The recovery log before this copy is then unused, and can be pruned.
     """
 
     def __init__(self, recorder: Recorder, schema: str = "", *, copy_bytes: int = DEFAULT_COPY_BYTES) -> None:
@@ -61,7 +61,7 @@ class SqliteStore(Store):
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection, in the current transaction. Begins it if necessary. Not safe for use by several threads."""
+        """The connection. Begins a transaction if necessary. Not thread-safe."""
         connection = self._opened
         if not connection.in_transaction:
             connection.execute("BEGIN IMMEDIATE")
@@ -145,9 +145,9 @@ class SqliteStore(Store):
                 recorder.write(fnode, tail.offset + begin, tail.content[begin : begin + _PIECE_BYTES])
 
     async def _copy(self) -> None:
-        """Move all commits into the database file, restart the write-ahead log, and record the database.
+        """Checkpoint the write-ahead log into the database file, restart it, and record the database.
 
-        Players see the former files until the whole copy is recorded, and the commit's `wait_for` is done.
+        Players see the previous files until the whole copy is recorded, and the commit's `wait_for` is done.
         """
         busy, *_ = await in_thread(self._opened.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone)
         if busy:
@@ -179,7 +179,7 @@ class SqliteStore(Store):
 
 
 def _tables_of(schema: str) -> list[str]:
-    """Return the tables that a script makes in an empty database; none if it does not run there."""
+    """Return the tables that a script creates in an empty database. Returns an empty list if the script fails there."""
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         try:
             connection.executescript(schema)
@@ -192,7 +192,7 @@ def _tables_of(schema: str) -> list[str]:
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run work in a thread, and return its result. Work cannot be cancelled: a cancelled caller waits for its end."""
+    """Run `work` in a thread, and return its result. It cannot be cancelled: a cancelled caller waits for its end."""
     working = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(working)

@@ -1,7 +1,7 @@
 """An application's own SQL over staged rows, for changes beyond appending, merging and deleting.
 
 Tasks stage the rows as for other outputs. The driver runs the statements in the transaction that commits the
-checkpoint, after the rows of other outputs have been merged.
+checkpoint, after it has merged the rows of other outputs.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from coranto_consumers.stores.sql_text import STAGE, filled, require_statement
 from coranto_consumers.stores.staging import PREFIX, stage_of
 
 _AS_IT_IS: Final = {"no_parameters": True}
-"""The execution option that makes a driver ignore `%` and `:` in a statement."""
+"""The execution option that makes a driver treat `%` and `:` in a statement literally."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedSql:
     """Statements of SQL that write staged rows into tables.
 
-    `rows` tells the rows' columns and their types in the database. It is a definition only: no such table is made. In
-    the statements, `{stage}` stands for the rows, and needs a name: `FROM {stage} AS s`. Each of `tables` has its name
-    as placeholder, such as `{accounts}`; they are created if absent. Statements write to these tables only. They may
-    read any.
+    `rows` defines the columns of the rows and their types in the database. This table is not created. In the
+    statements, `{stage}` stands for the rows, and needs an alias: `FROM {stage} AS s`. The placeholder of each table in
+    `tables` is its name, such as `{accounts}`. These tables are created if absent. Statements may write only to them,
+    and may read any table.
 
-    A statement is one INSERT, UPDATE, DELETE, MERGE, REPLACE or SELECT, or one of these behind WITH, in the SQL of the
-    store's database. Making one of anything else raises InvalidInput: the consumer itself begins and commits the
-    transaction.
+    A statement is one INSERT, UPDATE, DELETE, MERGE, REPLACE or SELECT, possibly after WITH, in the SQL dialect of the
+    store's database. The constructor raises InvalidInput for other statements: the consumer itself begins and commits
+    the transaction.
     """
 
     rows: Table
@@ -58,7 +58,7 @@ class StagedSql:
             require_statement(statement, names, reserved=reserved, field=self._where(number))
 
     def plan(self, columns: Sequence[str]) -> MergePlan:
-        """Return the plan for staging rows with these columns. Raises InvalidInput for other columns."""
+        """Return the plan for staging rows with `columns`. Raises InvalidInput for missing or unknown columns."""
         wanted = self.rows.c.keys()
         if missing := sorted(set(wanted) - set(columns)):
             raise InvalidInput(f"the rows have no column {missing[0]!r}; add it", field=self._where())
@@ -68,7 +68,7 @@ class StagedSql:
     def prepare(self, store: SqlStore) -> Table:
         """Create tables, and let the database check the statements. Return the stage table.
 
-        Raises InvalidInput for a statement that the database would not run, and SqlStoreError.
+        Raises InvalidInput for a statement that the database rejects, and SqlStoreError.
         """
         names = [table.name for table in self.tables]
         for number, statement in enumerate(self.statements, 1):
@@ -84,9 +84,9 @@ class StagedSql:
         return stage
 
     def run(self, connection: Connection, stage: Table, attempts: Sequence[str], expected: int) -> None:
-        """Run the statements for the rows that `attempts` staged, if there are any, as part of a transaction.
+        """Run the statements on the rows that `attempts` staged, if there are attempts, as part of a transaction.
 
-        Raises SqlStoreError when there are not exactly `expected` rows, and the database's errors as SQLAlchemy does.
+        Raises SqlStoreError unless exactly `expected` rows are staged, and the database's errors as SQLAlchemy does.
         """
         if not attempts:
             return
@@ -105,7 +105,7 @@ class StagedSql:
             ) from error
 
     def _filled(self, dialect: Dialect, stage: Table, attempts: Sequence[str]) -> list[str]:
-        """Return the statements with their placeholders filled in. Attempts are ids without special characters."""
+        """Return the statements with their placeholders filled in. Ids of attempts have no special characters."""
         prepare: Any = dialect.preparer(dialect)
         prepare._double_percents = False  # The driver gets the statement as it is.
         columns = ", ".join(prepare.quote(name) for name in self.rows.c.keys())  # noqa: SIM118

@@ -1,8 +1,8 @@
-"""Stage tables. Tasks put their output rows there, and the driver's transaction merges them.
+"""Stage tables. Tasks write their output rows to them, and the driver's transaction merges the rows.
 
-A task attempt stages rows under an id of its own, so that the driver merges exactly the rows of attempts that Spark
-declared successful. All other rows are waste: rows of lost attempts, failed transactions and fenced owners. The next
-owner of the consumer deletes them by fence.
+Each task attempt stages rows under its own id, so that the driver merges exactly the rows of attempts that Spark
+reports as successful. All other rows are garbage: rows of lost attempts, failed transactions and fenced owners. The
+next owner of the consumer deletes them by fence.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 PREFIX = "coranto_stage_"
 _MAY_STAGE = "SELECT has_database_privilege(current_database(), 'TEMPORARY')"
 _TEXT_BYTES = 64 << 20
-"""Bytes of columns that are converted to text together: Arrow's texts end at 2 GiB."""
+"""The maximum bytes of columns that are converted to text together: Arrow's strings are limited to 2 GiB."""
 
 
 def stage_of(store: SqlStore, plan: MergePlan, tables: Sequence[Table] | None = None) -> Table:
-    """Return the stage table of a plan, and create it if absent, with `tables` or else the plan's table.
+    """Return the stage table of a plan. Create it, and `tables` (by default the plan's table), if absent.
 
-    Raises SqlStoreError, and InvalidInput for tables that the store cannot have.
+    Raises SqlStoreError, and InvalidInput for tables that the store does not support.
     """
     name = stage_name(plan, store.engine.dialect if store.is_mysql else None)
     stage = stage_table(plan, name, prefixes=["UNLOGGED"] if store.is_postgresql else [])
@@ -49,9 +49,9 @@ def stage_of(store: SqlStore, plan: MergePlan, tables: Sequence[Table] | None = 
 
 
 def compare_plan(store: SqlStore, plan: MergePlan, stage: Table) -> None:
-    """Raise InvalidInput for a table that cannot take a plan's rows, or that the role may not write.
+    """Raise InvalidInput for a table that cannot store a plan's rows, or that the database role may not write.
 
-    The plan's statements run for no rows, in a transaction that is rolled back. Raises SqlStoreError.
+    Runs the plan's statements without rows, in a transaction that is rolled back. Raises SqlStoreError.
     """
     computed = [name for name, rule in plan.rules.items() if isinstance(rule, Quotient)]
     try:
@@ -76,9 +76,9 @@ def compare_plan(store: SqlStore, plan: MergePlan, stage: Table) -> None:
 
 
 def stage_name(plan: MergePlan, dialect: Dialect | None = None) -> str:
-    """Return the name of a plan's stage table. It depends on the columns' types, so a table of another layout differs.
+    """Return the name of a plan's stage table. It depends on the columns and types, so each layout has its own table.
 
-    Types have the names of `dialect`, or PostgreSQL's without one.
+    The types have their names in `dialect`, by default in PostgreSQL.
     """
     named: Dialect = dialect or postgresql.dialect()  # type: ignore[no-untyped-call]
     layout = [plan.table.fullname] + [f"{name} {plan.table.c[name].type.compile(named)}" for name in plan.columns]
@@ -90,10 +90,10 @@ def stage_name(plan: MergePlan, dialect: Dialect | None = None) -> str:
 
 
 def stage_tables(store: SqlStore, connection: Connection) -> list[Table]:
-    """Return the stage tables of all consumers. Other tables with such a name are left out."""
+    """Return the stage tables of all consumers. Other tables with the same prefix are left out."""
     if not (names := store.table_names(connection, PREFIX)):
         return []
-    # Reflected together: one by one, each takes 10 ms.
+    # Reflected together, because reflecting one table takes 10 ms.
     found = inspect(connection).get_multi_columns(filter_names=names)
     tables = [
         Table(name, MetaData(), *(Column(each["name"], each["type"]) for each in columns))
@@ -109,7 +109,7 @@ def delete_staged(connection: Connection, stage: Table, shard: str, *, below_fen
 
 
 def delete_stale(store: SqlStore, connection: Connection, shard: str, fence: int) -> None:
-    """Delete rows that dead or fenced instances of a consumer staged. Nothing will ever merge them."""
+    """Delete rows that earlier instances of a consumer staged, under fences below `fence`. They are never merged."""
     _in_stages(store, connection, lambda stage: delete_staged(connection, stage, shard, below_fence=fence))
 
 
@@ -128,7 +128,7 @@ def delete_shards(store: SqlStore, connection: Connection, gone: Callable[[str],
 def _in_stages(store: SqlStore, connection: Connection, work: Callable[[Table], None]) -> None:
     """Call `work` for all stage tables.
 
-    Tables that this consumer may not access belong to other consumers, and hold no rows of this one.
+    Skips tables that the database role may not access: they belong to other consumers, and have no rows of this one.
     """
     for stage in stage_tables(store, connection):
         try:
@@ -142,8 +142,9 @@ def _in_stages(store: SqlStore, connection: Connection, work: Callable[[Table], 
 def write_in_transaction(connection: Connection, table: Table, batch: Any, owner: Sequence[object] = ()) -> None:
     """Write the rows of an Arrow record batch into a table, as part of a transaction.
 
-    `owner` has the values of `STAGE_COLUMNS` if the table is a stage. Raises the database's errors as SQLAlchemy does,
-    InvalidInput for nested values in a column that keeps none, and RejectedRow for values that are bound to no column.
+    `owner` has the values of `STAGE_COLUMNS` if the table is a stage table. Raises the database's errors as SQLAlchemy
+    does, InvalidInput for nested values in a column that cannot store them, and RejectedRow for values that a column's
+    type cannot bind.
     """
     if not batch.num_rows:
         return
@@ -185,17 +186,17 @@ def _copy_batch(copy: Copy, table: Table, batch: Any, owner: Sequence[object], w
 
 
 def merge_in_transaction(connection: Connection, plan: MergePlan, *batches: Any) -> None:
-    """Merge the rows of Arrow record batches, all of one schema, into a plan's table, as part of a transaction.
+    """Merge the rows of Arrow record batches, all with one schema, into a plan's table, as part of a transaction.
 
-    They are staged in a table of the session, hidden from others. Raises as `merge_staged` does, and the database's
-    errors as SQLAlchemy does.
+    The rows are staged in a temporary table. Raises as `merge_staged` does, and the database's errors as SQLAlchemy
+    does.
     """
     batches = tuple(batch for batch in batches if batch.num_rows)
     if not batches:
         return
     stage = stage_table(plan, stage_name(plan) + "_own", prefixes=["TEMPORARY"], on_commit="DROP")
     connection.execute(CreateTable(stage, if_not_exists=True))
-    connection.execute(delete(stage))  # Of an earlier merge of the transaction.
+    connection.execute(delete(stage))  # Rows of an earlier merge in the transaction.
     owner = ("", 0, "")
     for batch in batches:
         write_in_transaction(connection, stage, batch, owner)
@@ -203,7 +204,7 @@ def merge_in_transaction(connection: Connection, plan: MergePlan, *batches: Any)
 
 
 def _parts(batch: Any) -> Iterator[Any]:
-    """Yield the rows of a record batch in parts that are small enough for conversion to text."""
+    """Split a record batch into parts that are small enough for conversion to text."""
     if batch.nbytes > _TEXT_BYTES and batch.num_rows > 1:
         half = batch.num_rows // 2
         yield from _parts(batch.slice(0, half))
@@ -213,11 +214,11 @@ def _parts(batch: Any) -> Iterator[Any]:
 
 
 class StageWriter:
-    """Writes one task attempt's rows. Leaving the context without an error makes them visible to the merge.
+    """Stages one task attempt's rows. Leaving the context without an error makes them visible to the merge.
 
-    PostgreSQL takes all rows of an attempt in one COPY. The other databases take each batch in a short transaction:
-    SQLite has one writer at a time, and MariaDB ends a session that waits long for the next batch. Rows that an attempt
-    wrote before it failed stay in the table, and no merge uses them.
+    In PostgreSQL, all rows of an attempt are written by one COPY. In other databases, each batch is written in a short
+    transaction: SQLite has one writer at a time, and MariaDB ends a session that waits too long for the next batch.
+    Rows that an attempt wrote before it failed stay in the table, but are never merged.
     """
 
     def __init__(self, url: str, stage: Table, shard: str, fence: int, attempt: str) -> None:
@@ -235,7 +236,7 @@ class StageWriter:
         return self
 
     def write(self, rows: Sequence[Mapping[str, object]]) -> int:
-        """Stage rows, given by column name, and return their number. Raises SqlStoreError; RejectedRow for one row."""
+        """Stage rows, given by column name, and return their number. Raises SqlStoreError and RejectedRow."""
         owner = dict(zip(STAGE_COLUMNS, self._owner, strict=True))
         if rows:
             with self._failures(), self._writing() as connection:
@@ -245,9 +246,9 @@ class StageWriter:
     def write_batch(self, batch: Any) -> int:
         """Stage the rows of an Arrow record batch, and return their number.
 
-        All batches have one schema. Where COPY and the columns' types allow it, no Python object is made of any value.
+        All batches have one schema. If COPY and the columns' types allow it, no Python object is created per value.
         Raises SqlStoreError, RejectedRow for a row that the database rejects, and InvalidInput for nested values in a
-        column that keeps none.
+        column that cannot store them.
         """
         if not batch.num_rows:
             return 0

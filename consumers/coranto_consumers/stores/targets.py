@@ -1,4 +1,4 @@
-"""The tables of a database, compared with a consumer's planned writes."""
+"""Checks that a database's tables can store the rows that a consumer writes."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _TRIGGERS: Final = {
 
 
 def require_target(connection: Connection, table: Table, columns: Sequence[str] | None = None) -> None:
-    """Raise InvalidInput for a table of the database that cannot take rows with these columns of its definition.
+    """Raise InvalidInput if a table of the database cannot store rows with `columns` of its definition.
 
-    `columns` is None if they are not known. A table that is not there is not compared.
+    `columns` is None if the rows' columns are unknown. Returns without a check if the table does not exist.
     """
     inspector, dialect = inspect(connection), connection.dialect
     if not inspector.has_table(table.name, schema=table.schema):
@@ -67,9 +67,9 @@ def _lacking(table: Table, names: Sequence[str], found: dict[str, Any], dialect:
 
 
 def narrower(found: TypeEngine[Any], wanted: TypeEngine[Any], dialect: Dialect) -> str:
-    """Return the reason why a column's type cannot store all values of another type. "" if it can, or if unknown."""
+    """Return the reason why the type `found` cannot store all values of `wanted`. "" if it can, or if unknown."""
     if dialect.name == "sqlite":
-        return ""  # A column takes values of any type and length.
+        return ""  # A column stores values of any type and length.
     if isinstance(wanted, TypeDecorator):
         wanted = wanted.load_dialect_impl(dialect)
     kinds = _kind(found), _kind(wanted)
@@ -107,7 +107,7 @@ def _bytes(kind: Integer) -> int:
 def _without_values(
     connection: Connection, table: Table, names: Sequence[str], found: dict[str, Any], columns: Sequence[str] | None
 ) -> Iterator[str]:
-    """Yield columns that must not be null, and get no value."""
+    """Yield a problem for each column that must not be null, and gets no value."""
     given = {table.c[name].name for name in names}
     made = {each.name for each in table.c if columns is not None and each.default is not None}
     lacking = [
@@ -126,7 +126,7 @@ def _without_values(
 
 
 def _has_triggers(connection: Connection, table: Table) -> bool:
-    """Return True if a trigger of the table may give columns their values."""
+    """Return True if the table has triggers, which may set values of columns."""
     statement = _TRIGGERS.get(connection.dialect.name)
     if statement is None:
         return False

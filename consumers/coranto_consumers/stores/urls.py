@@ -22,9 +22,9 @@ ACCEPTED = (
 
 
 def parse_store_url(text: str) -> URL:
-    """Parse the URL of a store. The result names its driver, and a SQLite path is absolute.
+    """Parse the URL of a store. The result includes the driver, and a SQLite path is absolute.
 
-    Raises InvalidInput. The error never repeats the text, because it may hold a password.
+    Raises InvalidInput. The error never quotes the URL, because it may contain a password.
     """
     try:
         url = make_url(text)
@@ -79,7 +79,7 @@ def _sqlite(url: URL, driver: str) -> URL:
 
 
 def location_of(url: URL) -> str:
-    """Return where a database is: its kind, host, port and name, without users, drivers and options."""
+    """Return the location of a database: its kind, host, port and name, without users, drivers and options."""
     host = url.host or url.query.get("host") or url.query.get("unix_socket") or ""
     port = f":{url.port}" if url.port else ""
     shown = ",".join(host) if isinstance(host, tuple) else host
@@ -87,6 +87,6 @@ def location_of(url: URL) -> str:
 
 
 def display_url(url: URL) -> str:
-    """Return the URL for display and logs. A password is shown as `***`, and options with secrets as `hidden`."""
+    """Format a URL for display and logs, with a password as `***`, and secret options as `hidden`."""
     secrets = {name: "hidden" for name in url.query if _SECRET.search(name)}
     return url.update_query_dict(secrets).render_as_string(hide_password=True)

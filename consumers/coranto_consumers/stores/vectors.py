@@ -1,6 +1,6 @@
 """Offset vectors that are too long for metadata, stored in the SQL store by their digests.
 
-The newest vectors of each consumer are kept, up to a number of bytes. Older ones are deleted as new ones come.
+Each consumer's newest vectors are kept, up to a number of bytes. Older vectors are deleted when new ones are stored.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ VECTORS = Table(
 )
 
 MAX_VECTOR_BYTES: Final = 64 << 20
-"""The limit in bytes of a consumer's compressed vectors: the newest ones are kept."""
+"""The maximum bytes of a consumer's compressed vectors. The newest vectors are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetVector:
-    """Offsets of journals after a read (`ends`), and before it (`begins`, 0 where there is none)."""
+    """Offsets of journals after a read (`ends`) and before it (`begins`, 0 for a journal that is absent)."""
 
     ends: Mapping[str, int]
     begins: Mapping[str, int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class OffsetVector:
 
 
 class VectorLog:
-    """The vectors in one store, whose tables must be there."""
+    """The vectors in one store. Creates the table if absent."""
 
     def __init__(
         self, store: SqlStore, *, max_bytes: int = MAX_VECTOR_BYTES, wall: Callable[[], float] = time.time
@@ -62,7 +62,7 @@ class VectorLog:
         store.create_tables(VECTORS)
 
     def keep(self, consumer: str, vector: OffsetVector) -> None:
-        """Keep a vector of a consumer, and delete its oldest ones beyond the bound. Raises SqlStoreError."""
+        """Store a vector of a consumer, and delete its oldest vectors beyond the limit. Raises SqlStoreError."""
         packed = zlib.compress(
             json.dumps([vector_to_json(vector.ends), vector_to_json(vector.begins)], separators=(",", ":")).encode()
         )
@@ -80,7 +80,7 @@ class VectorLog:
             raise self._store.failure(f"the offsets of {consumer} could not be kept", error) from error
 
     def find(self, version: str) -> OffsetVector | None:
-        """Return the vector of a digest. None if it is not kept, or not any more.
+        """Return the vector with a digest. None if it was never stored, or was deleted.
 
         Raises SqlStoreError, and CorruptData if the vector does not have this digest.
         """

@@ -1,9 +1,9 @@
 """A reader of the content that each commit adds to SQLite's write-ahead log.
 
 SQLite documents the format (https://www.sqlite.org/fileformat2.html#the_write_ahead_log). The file has a header of 32
-bytes, then frames of a 24-byte header and a page each. The last frame of a transaction holds the size of the database
-after it; other frames hold 0. A frame is valid when it repeats the two salts of the file's header. The salts change
-whenever the file is restarted.
+bytes, followed by frames. Each frame is a 24-byte header and a page. The header of a transaction's last frame has the
+size of the database after the commit; other frames have 0. A frame is valid if it has the same two salts as the file's
+header. The salts change when the file is restarted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAGICS: Final = (0x377F0682, 0x377F0683)
 
 @dataclass(frozen=True, slots=True)
 class WalTail:
-    """Bytes of the file from `offset` on. They include the header when the offset is 0."""
+    """Bytes of the file from `offset` on. They include the file's header if the offset is 0."""
 
     offset: int
     content: bytes
@@ -34,7 +34,7 @@ class WalTail:
 
 
 class WalFollower:
-    """Reads the content that commits add to a write-ahead log. One connection writes it; only its owner restarts it."""
+    """Reads the content that commits add to a write-ahead log. Only one connection may write to and restart the log."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,11 +43,11 @@ class WalFollower:
         """The end offset of the last commit that was read."""
 
     def restart(self) -> None:
-        """Record that the file is empty, and will be restarted."""
+        """Record that the file is empty, and will restart with new salts."""
         self._salts, self.position = None, 0
 
     def read(self) -> WalTail:
-        """Return the whole transactions committed since the last call. Raises CorruptData for invalid content."""
+        """Return the complete transactions since the last call. Raises CorruptData for invalid content."""
         try:
             descriptor = os.open(self._path, os.O_RDONLY)
         except FileNotFoundError:

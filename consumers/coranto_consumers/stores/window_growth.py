@@ -1,4 +1,4 @@
-"""New windows as journals grow: brokers tell the stored content, and windows are added and merged."""
+"""Adds windows as journals grow, according to the stored content that brokers report, and merges old windows."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def grow(
     limit: int = DEFAULT_NEW_WINDOWS,
     now: float | None = None,
 ) -> list[KnownWindow]:
-    """Add windows for the stored content of the selectors' journals, merge old windows, and return all of them.
+    """Add windows for the stored content of the selectors' journals, merge old windows, and return all windows.
 
-    Content is left for later until it is stored and fills a window of `window_bytes`, or, if `partial`, until it is
-    stored. A window never ends within a line. To see that, its last fragments are read, so one call adds at most
-    `limit` windows. Raises
+    Content gets a window once it is stored and fills `window_bytes`, or, if `partial`, once it is stored. A window
+    never ends within a line. To check that, the last byte of each journal's content in the window is read, so one call
+    adds at most `limit` windows. Raises
 
     * InvalidInput for selectors without journals and for sizes out of range,
     * CorruptData when content was lost before a window covered it,
-    * Unavailable when no broker answers about a journal, and other errors of the client,
-    * Fenced when another process changed the windows at the same time; try again.
+    * Unavailable when no broker knows a journal's head, and other errors of the client,
+    * Fenced when another process changed the windows concurrently; try again.
     """
     known = log.load()
     before = [each.window for each in known]
@@ -58,7 +58,7 @@ def grow(
         checked |= chosen
         if not within:
             break
-        # Rare: a writer has appended a part of a line. The window ends with another fragment.
+        # Rare: a writer has appended a part of a line. The window must end with another fragment.
         for journal, end in within:
             stored[journal] = replace(stored[journal], ends=[each for each in stored[journal].ends if each != end])
     after = merge([*before, *made], max_windows)
@@ -68,9 +68,9 @@ def grow(
 def stored_of(
     client: SyncJournalClient, selectors: Iterable[str | pb.LabelSelector], windows: list[Window]
 ) -> dict[str, Stored]:
-    """Return the stored content of journals, as far as brokers know. Raises InvalidInput without a journal.
+    """Return the stored content of journals, as far as brokers know. Raises InvalidInput if no journal matches.
 
-    It has nothing new of suspended journals, and of journals whose stores a broker has not listed yet.
+    It has no new content of suspended journals, nor of journals whose stores the broker has not listed yet.
     """
     wanted = list(selectors)
     done = positions(windows)
@@ -82,7 +82,7 @@ def stored_of(
             before = done.get(each.journal)
             begin, ends = before.end if before else 0, list[int]()
             if each.status == pb.OK and each.listed:
-                # Most journals of many have nothing new, and need no call of their own.
+                # Usually most journals have no new content, and need no separate call.
                 begin = each.begin
                 if before is None or each.persisted_head > before.end:
                     begin, ends = coverage(client.fragments(each.journal))
@@ -94,7 +94,7 @@ def stored_of(
 
 
 def coverage(fragments: Iterable[FragmentInfo]) -> tuple[int, list[int]]:
-    """Return the first readable offset, and the ends of fragments below the end of contiguously stored content."""
+    """Return the first readable offset, and the ends of fragments within the contiguously stored content."""
     listed = sorted(fragments, key=lambda info: (info.fragment.begin, info.fragment.end))
     if not listed:
         return 0, []
@@ -111,10 +111,10 @@ def coverage(fragments: Iterable[FragmentInfo]) -> tuple[int, list[int]]:
 
 
 def stored_times(client: SyncJournalClient, windows: Sequence[Window]) -> dict[str, tuple[float, float]]:
-    """Return the times between which the content of windows was stored, by name, in seconds since 1970.
+    """Return the first and last storage time of each window's content, by window name, in seconds since 1970.
 
-    The first is the time when the fragments in front of a window were stored, or, without such fragments, its own first
-    one. A window whose fragments' stores tell no times is left out.
+    The first is the time when the fragments before the window were stored, or, without any, when the window's first
+    fragment was stored. Windows are left out if the stores of their fragments report no times.
     """
     found: dict[str, tuple[float, float]] = {}
     for journal in sorted({journal for window in windows for journal in window.spans}):

@@ -1,11 +1,11 @@
-"""The windows of a consumer, kept in its SQL store.
+"""The windows of a consumer, stored in its SQL store.
 
-They are kept there so that one SQL transaction can both check that a window still exists and replace its rows. So a run
-of a window that was merged in the meantime cannot commit, and no row counts twice.
+There, one SQL transaction can both check that a window still exists and replace its rows. So a run of a window that was
+merged in the meantime cannot commit, and no row counts twice.
 
-Each window has a checkpoint and a fence of its own, named `<consumer>@<window>`. The record of the consumer's identity
-(`outputs/identity.py`) is for all of them, in a checkpoint named `<consumer>@`. Only a commit that changes the record
-writes it, so windows that are materialized side by side do not wait for each other.
+Each window has its own checkpoint and fence, named `<consumer>@<window>`. All windows share the record of the
+consumer's identity (`outputs/identity.py`), in a checkpoint named `<consumer>@`. Only a commit that changes the record
+writes it, so windows that are materialized concurrently do not wait for each other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from coranto_consumers.stores.mysql import NAME
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore, raised, row_of
 
 WINDOW_COLUMN: Final = "coranto_window"
-"""The column of tables with the first number of the window that a row comes from."""
+"""The column of output tables with the first number of the window that a row comes from."""
 
 WINDOWS = Table(
     "coranto_windows",
@@ -59,9 +59,10 @@ WINDOWS = Table(
 
 @dataclass(frozen=True, slots=True)
 class KnownWindow:
-    """A window, and its state. `after` has the states of all sources at its end; None until they are known.
-    `materialized` is the time of the last commit of its rows, in seconds since 1970: None if some of them never
-    were.
+    """A window and its state. `after` has the states of all sources at the window's end; None until they are known.
+
+    `materialized` is the time of the last commit of the window's rows, in seconds since 1970. None if some of the rows
+    were never committed.
     """
 
     window: Window
@@ -78,7 +79,7 @@ class WindowLog:
         self._place = f"{consumer}@"
 
     def load(self) -> list[KnownWindow]:
-        """Return the windows, the oldest first. Raises SqlStoreError, and CorruptData for windows with gaps."""
+        """Return the windows, oldest first. Raises SqlStoreError, and CorruptData for gaps between windows."""
         try:
             with self._store.engine.connect().execution_options(**{READS_ONLY: True}) as connection:
                 if not inspect(connection).has_table(WINDOWS.name):
@@ -90,8 +91,8 @@ class WindowLog:
     def replace(self, before: Sequence[KnownWindow], after: Iterable[Window]) -> list[KnownWindow]:
         """Replace the windows `before`, as they were loaded, by `after`, and return the new ones.
 
-        A window of `after` that covers several of `before` is materialized if all of them are. Raises Fenced when
-        another process has changed the windows since; nothing was changed then.
+        A window of `after` that covers several of `before` is materialized if all of them are. Raises Fenced, and
+        changes nothing, when another process has changed the windows since they were loaded.
         """
         wanted = [_united(window, before) for window in after]
         check([each.window for each in wanted])
@@ -116,18 +117,18 @@ class WindowLog:
         return wanted
 
     def claim(self, connection: Connection, window: Window, after: Checkpoint, at: float) -> None:
-        """Note in an open transaction that the window's rows are materialized. Raises Fenced if it is gone."""
+        """Record in an open transaction that a window's rows are materialized. Raises Fenced if the window is gone."""
         values = {"sources_after": after.to_bytes(), "materialized": at}
         changed = connection.execute(update(WINDOWS).where(*self._is(window)).values(values))
         self._require(changed.rowcount, KnownWindow(window))
 
     def identity(self) -> Identity:
-        """Return the consumer's record; an empty one if no commit has made it. Raises SqlStoreError."""
+        """Return the record of the consumer's identity. Empty before the first commit. Raises SqlStoreError."""
         found = self._store.read(self._place)
         return Identity() if found is None else found.checkpoint.identity
 
     def record(self, connection: Connection, now: Identity, before: Identity) -> None:
-        """Replace the record `before` in an open transaction. Raises Fenced if it was changed since it was read."""
+        """Replace the record `before` by `now` in an open transaction. Raises Fenced if another process changed it."""
         found = row_of(connection, self._place)
         if found is not None and found.checkpoint.identity == now:
             return
@@ -144,7 +145,7 @@ class WindowLog:
         )
 
     def remember(self, window: Window, after: Checkpoint) -> None:
-        """Keep the states of sources at a window's end, unless they are known or the window is gone."""
+        """Store the states of sources at a window's end, unless they are known or the window is gone."""
         try:
             with self._store.engine.begin() as connection:
                 connection.execute(
@@ -193,23 +194,23 @@ class WindowLog:
 
 
 def shard_of(consumer: str, window: Window) -> str:
-    """Return the name of a window's own checkpoint and fence."""
+    """Return the name of a window's checkpoint and fence."""
     return f"{consumer}@{window.name}"
 
 
 def is_merged(consumer: str, shard: str, windows: Sequence[Window]) -> bool:
-    """Return True if `shard` is of a window of the consumer that a larger one of `windows` covers."""
+    """Return True if `shard` belongs to a window of the consumer that was merged into a larger one of `windows`."""
     prefix, _, name = shard.rpartition("@")
     if prefix != consumer:
         return False
     try:
         return find(windows, name).name != name
     except InvalidInput:
-        return False  # No window, or one that was made since `windows` were loaded.
+        return False  # Not a window, or one that was added after `windows` were loaded.
 
 
 def sources_before(known: Sequence[KnownWindow], window: Window) -> tuple[dict[str, Source], list[Window]]:
-    """Return the sources' latest known states at or before a window's begin, and the windows from there up to it."""
+    """Return the last known states of sources at or before a window's begin, and the windows in between."""
     between: list[Window] = []
     for each in reversed([each for each in known if each.window.last < window.first]):
         if each.after is not None:

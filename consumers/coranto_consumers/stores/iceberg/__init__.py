@@ -1,4 +1,4 @@
-"""Tables of an Iceberg catalog as stores: rows, checkpoint and fence are one commit of the catalog."""
+"""Tables of an Iceberg catalog as stores: rows, checkpoint and fence change in one commit of the catalog."""
 
 from coranto.extras import explained
 

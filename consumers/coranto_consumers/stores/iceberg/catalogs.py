@@ -1,4 +1,4 @@
-"""The catalogs that stores can use, and how a commit reaches each of them."""
+"""The catalogs that stores support, and their commits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 def failure(what: str, error: Exception) -> SqlStoreError:
-    """Return the error of a store for one of `FAILURES`. Only transient ones are retriable."""
+    """Convert one of `FAILURES` to a store's error. It is retriable if the failure is transient."""
     return SqlStoreError(f"{what}: {type(error).__name__}: {error}", retriable=is_transient(error))
 
 
@@ -46,13 +46,13 @@ class Commits(Protocol):
         """True if several tables can commit in one transaction."""
 
     def risks(self) -> list[str]:
-        """Return the risks of losing commits, each with its remedy."""
+        """Return the settings that risk the loss of commits, each with its fix."""
 
     def commit(self, transactions: Sequence[Transaction]) -> None:
         """Commit transactions of different tables, each with a snapshot, all or none.
 
-        Each requires that its table has still the snapshot that it was made on. Raises CommitFailedException if they
-        can never be applied (their manifests are removed). After any other error the outcome is unknown.
+        Each transaction requires that its table's current snapshot has not changed. Raises CommitFailedException if the
+        transactions can never be applied (their manifests are removed). After any other error the outcome is unknown.
         """
 
 
@@ -77,13 +77,13 @@ class SqlCommits:
 
 
 def commits_of(catalog: Catalog) -> Commits:
-    """Return the commits of a catalog. Raises InvalidInput if it may report an applied commit as failed."""
+    """Return the `Commits` for a catalog. Raises InvalidInput if it may report an applied commit as failed."""
     if isinstance(catalog, RestCatalog):
         return RestCommits(catalog)
     if isinstance(catalog, SqlCatalog) and catalog.engine.dialect.name in ("postgresql", "sqlite"):
         return SqlCommits(catalog)
     raise InvalidInput(
-        f"is a {type(catalog).__name__}, which may call a commit failed that it has made; use a RestCatalog, or a "
+        f"is a {type(catalog).__name__}, which may report an applied commit as failed; use a RestCatalog, or a "
         "SqlCatalog on PostgreSQL or SQLite",
         field="catalog",
     )

@@ -21,9 +21,9 @@ from coranto_consumers.stores.iceberg.slices import MAX_BYTES, Parts, slices
 from coranto_consumers.stores.iceberg.writing import FileWriter
 from coranto_consumers.stores.merge import MergePlan
 
-_E: Any = expressions  # Type checkers miss how its classes are made.
+_E: Any = expressions  # Type checkers do not understand pyiceberg's dynamic constructors.
 _MAX_KEYS: Final = 200
-"""The number of values that a file's bounds are compared with one by one. More are compared as a range."""
+"""The maximum number of key values to compare with a file's bounds one by one. More are compared as a range."""
 
 
 def append(transaction: Transaction, summary: Mapping[str, str], files: Sequence[DataFile], writer: FileWriter) -> None:
@@ -37,7 +37,7 @@ def append(transaction: Transaction, summary: Mapping[str, str], files: Sequence
 def overwrite_partitions(
     transaction: Transaction, summary: Mapping[str, str], files: Sequence[DataFile], writer: FileWriter
 ) -> None:
-    """Replace all files of the new files' partitions by the new files.
+    """Replace all files in the partitions of the new files by the new files.
 
     Raises InvalidInput if the table has files of another partitioning.
     """
@@ -59,10 +59,10 @@ def overwrite_partitions(
 def merge_rows(
     transaction: Transaction, summary: Mapping[str, str], plan: MergePlan, parts: Parts, writer: FileWriter
 ) -> list[DataFile]:
-    """Merge rows, which are given in parts, into rows of the same keys. Return the files that were written for that.
+    """Merge new rows, given in parts, into the table's rows with the same keys. Return the files that were written.
 
-    Files that have none of the keys stay. It holds a slice of the new rows, the rows of their keys, and some files of
-    the table. Raises InvalidInput for rows that do not fit.
+    Only files with one of the keys are rewritten. Memory holds a slice of the new rows, the table's rows with their
+    keys, and up to `MAX_BYTES` of the table's files. Raises InvalidInput for rows that do not fit.
     """
     columns = schema_to_pyarrow(transaction.table_metadata.schema(), include_field_ids=False)
     replaced: dict[str, tuple[FileScanTask, pa.Array]] = {}
@@ -95,7 +95,7 @@ def merge_rows(
 
 
 def _typed(plan: MergePlan, new: pa.Table, columns: pa.Schema, name: str) -> pa.Table:
-    """Return new rows whose columns have the types of the table's."""
+    """Cast the columns of new rows to the types of the table's columns."""
     wanted = pa.schema([columns.field(each).with_nullable(True) for each in plan.columns])
     typed = fit(new, wanted, name)
     return typed.append_column(plan.delete, new.column(plan.delete)) if plan.delete else typed
@@ -121,13 +121,13 @@ def _replace(
 
 
 def require_partitioning(transaction: Transaction, writer: FileWriter) -> None:
-    """Raise SqlStoreError for files with another partitioning than the table's."""
+    """Raise SqlStoreError if the table's partitioning has changed since a writer was made."""
     if writer.spec_id != transaction.table_metadata.default_spec_id:
         raise SqlStoreError(f"{writer.name}: its partitioning changed while rows were written; run the consumer again")
 
 
 def _tasks(transaction: Transaction, wanted: BooleanExpression) -> list[FileScanTask]:
-    """Return the files of a table that may have wanted rows, according to manifests."""
+    """Return the files of a table that may have wanted rows, according to the manifests."""
     scan = DataScan(transaction.table_metadata, transaction._table.io, row_filter=wanted)
     return list(scan.plan_files())
 
@@ -138,12 +138,12 @@ def _read(transaction: Transaction, task: FileScanTask) -> pa.Table:
 
 
 def _may_have(plan: MergePlan, new: pa.Table) -> BooleanExpression:
-    """Return a condition that holds for all rows with keys of the new ones."""
+    """Return a condition that is true for all rows with a key of the new rows, and perhaps for other rows."""
     wanted: BooleanExpression = AlwaysTrue()
     for key in plan.keys:
         values = new.column(key)
         kind = values.type
-        is_text = pa.types.is_large_string(kind) or pa.types.is_string(kind)  # pyiceberg gives large ones.
+        is_text = pa.types.is_large_string(kind) or pa.types.is_string(kind)  # pyiceberg returns large strings.
         if not (pa.types.is_integer(kind) or is_text or pa.types.is_date32(kind)) or not new.num_rows:
             continue
         distinct: list[int | str | dt.date] = pc.unique(values.slice(0, 10 * _MAX_KEYS)).to_pylist()

@@ -1,4 +1,4 @@
-"""Files of a table that owners write: their locations, and the removal of files that no commit names."""
+"""Data files that owners write: their locations, and the removal of files that were never committed."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _FAILURES: Final = (OSError, ValueError, pa.ArrowException)
 
 
 def place_of(table: Table, name: str) -> str:
-    """Return the location of an owner's file or folder."""
+    """Return the location of an owner's file or folder in the table's data location."""
     data = table.properties.get(TableProperties.WRITE_DATA_PATH) or f"{table.location().rstrip('/')}/data"
     return f"{data.rstrip('/')}/{name}"
 
 
 def remove_file(table: Table, location: str) -> None:
-    """Remove a file that no snapshot names, if it exists. A failure is only logged: the file is harmless."""
+    """Remove a file that no snapshot refers to, if it exists. A failure is only logged: the file is harmless."""
     try:
         table.io.delete(location)
     except FileNotFoundError:
-        return  # Nearly always.
+        return  # The usual case.
     except _FAILURES as error:
         _log.warning("iceberg.file_left", file=location, error=str(error))
     else:
@@ -50,9 +50,9 @@ def _normal(path: str) -> str:
 
 
 def sweep(table: Table, name: str, keep: Collection[str] = ()) -> None:
-    """Remove the named file, or all files of a folder except the locations in `keep`. A failure is only logged.
+    """Remove the file `name`, or all files of the folder `name` except those in `keep`. Failures are only logged.
 
-    Tables may share the location, and so the folder: `keep` must have the files of all of them.
+    Tables may share a location, and thus the folder: `keep` must have the files of all of them.
     """
     place = place_of(table, name)
     if not name.endswith("/"):
@@ -78,8 +78,8 @@ def sweep(table: Table, name: str, keep: Collection[str] = ()) -> None:
 def sweep_committed(name: str, tables: Sequence[tuple[Table, SnapshotId]]) -> None:
     """Remove all files of a transaction's folder that were not committed.
 
-    `tables` are all tables that may have files in it, each with its last snapshot with files, or 0 for none. If the
-    files of one table are unknown, the folder stays, for all tables that share its location.
+    `tables` are all tables that may have files in the folder, each with its last snapshot that added files, or 0 for
+    none. If the files of one table are unknown, the folder is kept for all tables that share its location.
     """
     named: defaultdict[str, list[set[str] | None]] = defaultdict(list)
     for table, known in tables:
@@ -93,7 +93,7 @@ def sweep_committed(name: str, tables: Sequence[tuple[Table, SnapshotId]]) -> No
 
 
 def _added_files(table: Table, committed: SnapshotId) -> set[str] | None:
-    """Return the locations of files that a snapshot has added. None if it has expired, or cannot be read."""
+    """Return the locations of the files that a snapshot added. None if the snapshot has expired, or cannot be read."""
     snapshot = table.snapshot_by_id(committed.snapshot)
     if snapshot is None:
         return None

@@ -13,7 +13,7 @@ _REAL = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
 
 
 def check_keys(plan: MergePlan, new: pa.Table) -> None:
-    """Raise InvalidInput for new rows that a plan cannot merge: without a key, or several that replace one row."""
+    """Raise InvalidInput for new rows that a plan cannot merge: with a null key, or several that replace one row."""
     where = f"table {plan.table.name}"
     for key in plan.keys:
         if new.column(key).null_count:
@@ -32,7 +32,7 @@ def check_keys(plan: MergePlan, new: pa.Table) -> None:
 
 
 def having_keys(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Array:
-    """Return, for each row of a table, if it has a key of the new ones."""
+    """Return a boolean array: True for each row of `old` whose key is in `new`."""
     keys = list(plan.keys)
     numbered = old.select(keys).append_column(_INDEX, pa.array(range(old.num_rows), pa.int64()))
     wanted = new.select(keys).cast(numbered.select(keys).schema)
@@ -41,9 +41,9 @@ def having_keys(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Array:
 
 
 def merge(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Table:
-    """Merge new rows into the old ones of the same keys. Return the rows, with the columns of `old`.
+    """Merge new rows into the old rows with the same keys. Return the merged rows, with the columns of `old`.
 
-    Raises InvalidInput if a value no longer fits its column.
+    Raises InvalidInput if a merged value does not fit its column.
     """
     if plan.delete:
         gone = pc.fill_null(new.column(plan.delete), False)
@@ -75,7 +75,8 @@ def merge(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Table:
             if field.name in sums:
                 made[field.name] = grouped.column(f"v_{field.name}_{sums[field.name]}").cast(field.type)
             else:
-                # The last row of a key is a new one, if there is any. Columns that new rows lack keep their values.
+                # New rows come last, so the maximum index is a new row if the key has one. Columns that the new rows
+                # lack keep the old value.
                 index = f"{_INDEX}_{'max' if field.name in plan.columns else 'min'}"
                 made[field.name] = both.column(field.name).take(grouped.column(index))
     except pa.ArrowInvalid as error:
@@ -91,5 +92,5 @@ def merge(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Table:
 
 
 def _wide(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return whole numbers as decimals, which show that a sum is too large where integers would wrap around."""
+    """Cast integers to decimals, so that a sum that is too large is detected instead of wrapping around."""
     return column.cast(pa.decimal128(38, 0)) if pa.types.is_integer(column.type) else column

@@ -1,16 +1,16 @@
 """An owner of a shard in an Iceberg catalog: it raises the fence, and commits rows and checkpoint under it.
 
-**Fence.** Each commit, and each raising of the fence, makes a new snapshot of the table with the state (its *home*),
-and requires that the table's current snapshot is the one whose state it has checked. So a commit that began before the
-fence was raised fails, however late it arrives. Iceberg's own retries would rebuild it on the new snapshot and
-commit it: they are turned off, and each attempt checks the fence again.
+**Fence.** The *home* is the table that stores the shard's state. Each commit, and each raise of the fence, makes a new
+snapshot of the home, and requires that the home's current snapshot is the one whose state was checked. So a commit that
+began before the fence was raised fails, however late it arrives. Iceberg's own retries are turned off, because they
+would rebuild the commit on the new snapshot. Instead, each attempt checks the fence again.
 
-**Several tables** commit in one transaction of a SQL catalog's database, and the home with them. So the home's fence
-holds for all. A REST catalog commits each table by itself: there the home is the only table.
+**Several tables** commit in one transaction of a SQL catalog's database, together with the home. So the home's fence
+protects all of them. A REST catalog commits each table by itself: the home must then be the only table.
 
-**Losers.** An owner's file names follow from its fence and its transactions, which commit one after the other. So the
-next owners can derive the names of files that were never committed from the state, and remove them. They look several
-times, because a process that hung may still write.
+**Uncommitted files.** An owner's file names are derived from its fence and the numbers of its transactions, which
+commit one after the other. So later owners can derive the names of files that were never committed from the state, and
+remove these files. Several owners do so, because a hung process may still write files.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 Change = Callable[[Transaction, Mapping[str, str]], None]
-"""Adds snapshots to a transaction of a table, with the given properties in their summaries."""
+"""Adds snapshots to a table's transaction, with the given properties in their summaries."""
 
 
 class IcebergOwner:
-    """One owner of a shard: use it from one thread, `raise_fence` first."""
+    """One owner of a shard. Use an instance from one thread only, and call `raise_fence` first."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class IcebergOwner:
     ) -> None:
         """`home` is the name of the table with the state.
 
-        Raises InvalidInput for a catalog that may call a commit failed that it has made.
+        Raises InvalidInput for a catalog that may report an applied commit as failed.
         """
         self._commits = commits_of(catalog)
         self.catalog = catalog
@@ -80,11 +80,11 @@ class IcebergOwner:
         self._sleep = sleep
         self.shard = ""
         self.state = ShardState()
-        """The state that this owner has committed last."""
+        """The last state that this owner committed."""
 
     @property
     def location(self) -> str:
-        """The place of the catalog, and the home in it, without a password."""
+        """The location of the catalog, without a password, and the home's name."""
         uri = self.catalog.properties.get("uri", "")
         return f"iceberg {location_of(make_url(uri)) if uri else self.catalog.name} {self.home}"
 
@@ -94,18 +94,21 @@ class IcebergOwner:
         return self.state.committed + 1
 
     def name_of(self, number: int) -> str:
-        """Return the name of this owner's folder of a transaction."""
+        """Return the name of this owner's folder for a transaction."""
         return file_name(self.state.files, number)
 
     def load(self, name: str = "") -> Table:
-        """Return a table as it is now; the home without a name. Raises InvalidInput if there is none."""
+        """Load a table, by default the home. Raises InvalidInput if it does not exist."""
         try:
             return self.catalog.load_table(name or self.home)
         except NoSuchTableError:
             raise InvalidInput(f"there is no table {name or self.home}; create it, or give its schema") from None
 
     def require_durability(self) -> None:
-        """Refuse a server that may lose a commit: acknowledgements follow it, and cannot be taken back."""
+        """Raise InvalidInput for a server that may lose commits, unless relaxed durability is accepted.
+
+        Acknowledgements are appended after a commit, and cannot be undone.
+        """
         found = self._commits.risks()
         if found and not self._relaxed:
             raise InvalidInput(
@@ -115,9 +118,9 @@ class IcebergOwner:
             _log.warning("iceberg.relaxed_durability", table=self.home, risks=found)
 
     def raise_fence(self, shard: str, change: Callable[[int, Checkpoint], Checkpoint] | None = None) -> ShardState:
-        """Raise the fence, and return the state before. On return no earlier owner can commit.
+        """Raise the fence, and return the state before it. On return no earlier owner can commit.
 
-        `change` makes the checkpoint that is committed with that, of the new fence and the present checkpoint.
+        `change` takes the new fence and the current checkpoint, and returns the checkpoint to commit with the fence.
         Raises CorruptData if a table of the shard was rolled back or is gone, and SqlStoreError.
         """
         self.shard = shard
@@ -137,8 +140,8 @@ class IcebergOwner:
         return self.attempt(raise_it)
 
     def successor_of(self, state: ShardState) -> ShardState:
-        """Return the state of the next owner after a state."""
-        # The random part distinguishes names if a table was recreated.
+        """Return the state of the next owner after `state`."""
+        # The random part makes names unique even if the home is recreated and fences start over.
         files = f"coranto-{digest_of(self.shard)}-{state.fence + 1}-{uuid.uuid4().hex[:8]}/"
         return ShardState(
             state.fence + 1,
@@ -155,10 +158,10 @@ class IcebergOwner:
         self._commit(raised, self._stage({self.home: table}, {}))
 
     def resume(self) -> Checkpoint:
-        """Return the last committed checkpoint, once none of this owner's commits can take place any more.
+        """Return the last committed checkpoint, once no pending commit of this owner can be applied any more.
 
-        It makes a snapshot, so a commit that is still under way fails. Raises Fenced when a later owner has raised the
-        fence, CorruptData when the home has an earlier one, and CommitOutcomeUnknown.
+        It makes a new snapshot, so that a commit in flight fails. Raises Fenced when a later owner has raised the
+        fence, CorruptData when the home has a lower fence, and CommitOutcomeUnknown.
         """
 
         def fail_commits() -> None:
@@ -175,13 +178,13 @@ class IcebergOwner:
         return self.state.checkpoint
 
     def sweep(self) -> None:
-        """Remove files of earlier owners. The fence is raised: no commit can add them any more."""
+        """Remove uncommitted files of earlier owners. The fence is raised, so no commit can add them any more."""
         known: list[tuple[Table, SnapshotId]] = []
         for name in {self.home, *self.state.tables}:
             try:
                 table = self.load(name)
             except InvalidInput:
-                continue  # It was dropped before a commit had rows for it.
+                continue  # The table was dropped before any commit had rows for it.
             for left in self.state.left:
                 sweep(table, left)
             if name in self.state.tables:
@@ -190,9 +193,9 @@ class IcebergOwner:
             sweep_committed(self.state.last, known)
 
     def require_fence(self, table: Table) -> ShardState:
-        """Return the state in the home. Raises Fenced if it is another owner's.
+        """Return the state in the home. Raises Fenced if it is another owner's state.
 
-        The names of files distinguish owners where fences start over: the table was recreated, or its state deleted.
+        If the table was recreated or its state deleted, fences start over. File names then distinguish the owners.
         """
         found = state_of(table, self.shard)
         if found.fence != self.state.fence:
@@ -205,7 +208,7 @@ class IcebergOwner:
         return found
 
     def know(self, name: str) -> None:
-        """Add a table to the state before files are written for it, so that the next owner looks for them there.
+        """Register a table in the state before files are written for it, so that the next owner can remove them.
 
         Raises InvalidInput for a table that the catalog cannot change in one commit with the home.
         """
@@ -228,9 +231,9 @@ class IcebergOwner:
         number: int,
         merged: Callable[[], None] = lambda: None,
     ) -> None:
-        """Commit changes of tables, by name, and the checkpoint, as the transaction of a number.
+        """Commit changes of tables, by name, and the checkpoint, as transaction `number`.
 
-        `merged` is called before the commit itself, once. Raises Fenced, SqlStoreError and CorruptData for a table that
+        `merged` is called once, before the commit itself. Raises Fenced, SqlStoreError, CorruptData for a table that
         was rolled back (nothing was committed), and CommitOutcomeUnknown; see `resolve`.
         """
         for name in changes:
@@ -240,7 +243,7 @@ class IcebergOwner:
         def commit() -> None:
             tables = {name: self.load(name) for name in {self.home, *changes}}
             self.require_fence(tables[self.home])
-            for name in changes:  # Otherwise earlier commits would be forgotten with the older snapshot.
+            for name in changes:  # A commit on a table that was rolled back would lose the table's earlier commits.
                 if (known := self.state.tables.get(name)) is not None and known.snapshot:
                     require_history(tables[name], known, self.shard)
             state = replace(self.state, checkpoint=checkpoint, committed=number)
@@ -259,11 +262,10 @@ class IcebergOwner:
         self.attempt(commit)
 
     def resolve(self, number: int, cause: CommitOutcomeUnknown) -> None:
-        """Find out if the transaction of a number was committed, and return if it was.
+        """Find out if transaction `number` was committed, and return if it was.
 
-        Otherwise a new snapshot is made, which makes a late commit fail. Raises Fenced when a later
-        owner has raised the fence, SqlStoreError when nothing was committed, and the cause when the catalog does not
-        answer.
+        If it was not, makes a new snapshot, so that a late commit fails. Raises Fenced when a later owner has raised
+        the fence, SqlStoreError when nothing was committed, and `cause` when the catalog does not answer.
         """
         for wait in (*_RESOLVING.waits(), None):
             try:
@@ -303,7 +305,7 @@ class IcebergOwner:
         require_history(table, known, self.shard)
 
     def attempt(self, work: Callable[[], T]) -> T:
-        """Do work on freshly loaded tables. Retry it if another writer comes first. Raises SqlStoreError at last."""
+        """Call `work`, which loads tables and commits. Retries after conflicts, and finally raises SqlStoreError."""
         wait = 0.01
         for _ in range(_ATTEMPTS):
             try:
@@ -317,12 +319,12 @@ class IcebergOwner:
         ) from failure
 
     def _stage(self, tables: Mapping[str, Table], changes: Mapping[str, Change]) -> dict[str, Transaction]:
-        """Return a transaction for each table that gets a snapshot. The home gets one in any case."""
+        """Return a transaction for each table that gets a new snapshot. The home always gets one."""
         summary = {"coranto.shard": self.shard, "coranto.fence": str(self.state.fence)}
         staged: dict[str, Transaction] = {}
         try:
             for name, table in tables.items():
-                # Only in this object: the table's own property is the user's.
+                # Changed in this object only: the stored property belongs to the user.
                 table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
                 staged[name] = transaction = Transaction(table)
                 if name in changes:
@@ -338,9 +340,10 @@ class IcebergOwner:
         return staged
 
     def _commit(self, state: ShardState, staged: Mapping[str, Transaction], changed: Collection[str] = ()) -> None:
-        """Commit transactions, with the state in the home. Raises CommitFailedException if another writer came first.
+        """Commit transactions, with the state in the home.
 
-        Raises CommitOutcomeUnknown if the catalog's result is unknown.
+        Raises CommitFailedException for a conflict with another writer, and CommitOutcomeUnknown if the catalog's
+        result is unknown.
         """
         try:
             known = {name: _snapshot_of(name, transaction) for name, transaction in staged.items()}
@@ -360,7 +363,7 @@ class IcebergOwner:
         except CommitFailedException:
             raise
         except Exception as error:
-            said = f": {error}" if isinstance(error, RESTError) else ""  # Errors of databases quote whole statements.
+            said = f": {error}" if isinstance(error, RESTError) else ""  # Database errors quote whole statements.
             raise CommitOutcomeUnknown(
                 f"{self.home}: the catalog failed while it committed: {type(error).__name__}{said}"
             ) from error

@@ -1,11 +1,11 @@
-"""Commits through a REST catalog. Of its answers, only a success determines the outcome of a commit.
+"""Commits through a REST catalog. Only a success response determines the outcome of a commit.
 
-A server, or a proxy before it, may answer 5xx to a commit that it makes, or not at all. It may also refuse (409) a
-commit that was made: when a proxy has sent the request a second time. So after a refusal the table itself is
-read (`fate_of`). After any other failure the outcome is unknown, and the owner resolves it (`IcebergOwner.resolve`).
+A server, or a proxy in front of it, may answer 5xx, or not at all, although it applies the commit. It may also reject
+(409) a commit that was applied, if a proxy has sent the request twice. So after a rejection the table itself is read
+(`fate_of`). After any other failure the outcome is unknown, and the owner resolves it (`IcebergOwner.resolve`).
 
-pyiceberg's `Transaction.commit_transaction` removes a commit's manifests after each refusal. Here they are removed only
-if the commit can never be applied.
+pyiceberg's `Transaction.commit_transaction` removes a commit's manifests after each rejection. Here they are removed
+only if the commit can never be applied.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from requests.adapters import BaseAdapter
 from coranto_consumers.stores.iceberg.together import remove_manifests
 
 _TIME_LIMIT_S: Final = (10.0, 120.0)
-"""The time limits in seconds to connect to a server, and to wait for data from it. pyiceberg waits forever."""
+"""The timeouts in seconds to connect to a server, and to wait for its data. pyiceberg itself has none."""
 _TRANSIENT: Final = (
     AuthorizationExpiredError,
     CommitStateUnknownException,
@@ -47,19 +47,20 @@ _TRANSIENT: Final = (
 
 
 class CommitFate(Enum):
-    """The fate of a commit."""
+    """The outcome of a commit, as the table's metadata shows it."""
 
     APPLIED = auto()
     NEVER = auto()
-    """It was not applied, and cannot be applied any more, even if its request is still in flight."""
+    """The commit was not applied, and cannot be applied any more, even if its request is still in flight."""
     OPEN = auto()
+    """The commit was not applied, but still may be; or the history has expired."""
 
 
 def fate_of(transaction: Transaction, now: TableMetadata) -> CommitFate:
-    """Return the fate of a commit with a snapshot, from its table's metadata now or since it began.
+    """Return the outcome of a commit with a snapshot. `now` is its table's metadata from any time since it began.
 
     A commit requires that its parent is the current snapshot. Once another snapshot has followed the parent, the commit
-    cannot be applied, even after a rollback to the parent, since sequence numbers only rise.
+    cannot be applied, even after a rollback to the parent, because sequence numbers only increase.
     """
     before = transaction._table.metadata
     if now.table_uuid != before.table_uuid:
@@ -82,19 +83,19 @@ class RestCommits:
     together: Final = False
 
     def __init__(self, catalog: RestCatalog) -> None:
-        """Limit the time of the catalog's calls."""
+        """Set timeouts for the catalog's calls."""
         self._catalog = catalog
         limit_times(catalog)
 
     def risks(self) -> list[str]:
-        """Return nothing: a REST catalog cannot be asked about its own database."""
+        """Return an empty list: the settings of a REST catalog's database are unknown."""
         return []
 
     def commit(self, transactions: Sequence[Transaction]) -> None:
         """Commit the transaction of a table, which has a snapshot.
 
-        Raises CommitFailedException if it can never be applied (its manifests are removed). After any other error the
-        outcome is unknown.
+        Raises CommitFailedException if the transaction can never be applied (its manifests are removed). After any
+        other error the outcome is unknown.
         """
         (transaction,) = transactions
         table = transaction._table
@@ -111,12 +112,12 @@ class RestCommits:
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Return True for failures of a REST catalog that may not occur again."""
+    """Return True for failures of a REST catalog that a retry may fix."""
     return isinstance(error, _TRANSIENT)
 
 
 def limit_times(catalog: Catalog) -> None:
-    """Limit the time of a REST catalog's calls, and of calls for its tokens. Other catalogs are left unchanged."""
+    """Set timeouts for a REST catalog's calls, and for requests for tokens. Other catalogs are left unchanged."""
     if not isinstance(catalog, RestCatalog):
         return
     limit_tokens()
@@ -127,23 +128,23 @@ def limit_times(catalog: Catalog) -> None:
 
 
 def limit_tokens() -> None:
-    """Limit the time of pyiceberg's calls for tokens of the type `oauth2`, in all of this process.
+    """Set a timeout for pyiceberg's requests for tokens of the type `oauth2`, in the whole process.
 
-    It makes them outside of a catalog's session, by the function `post` of the module `requests`.
+    pyiceberg sends them outside of a catalog's session, with `requests.post`.
     """
     vars(auth)["requests"] = _Requests
 
 
 def limit_questions() -> None:
-    """Limit the time of the first request to each REST catalog created from now on, in all of this process.
+    """Set a timeout for the first request of each REST catalog that is created from now on, in the whole process.
 
-    pyiceberg requests its settings during creation, in a session that is not accessible.
+    The constructor of a catalog requests the catalog's configuration, in a session that is not accessible.
     """
     vars(pyiceberg_rest)["Session"] = _LimitedSession
 
 
 class _LimitedSession(requests.Session):
-    """A session whose requests have a time limit."""
+    """A session whose requests have a timeout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +153,7 @@ class _LimitedSession(requests.Session):
 
 
 class _Requests:
-    """The one function of `requests` that pyiceberg's module of tokens calls."""
+    """Stand-in for `requests` in pyiceberg's token module, which calls only `post`."""
 
     @staticmethod
     def post(*arguments: Any, **options: Any) -> Response:
@@ -160,7 +161,7 @@ class _Requests:
 
 
 class _TimeLimited(BaseAdapter):
-    """Gives requests without a time limit one."""
+    """Adds a timeout to requests that have none."""
 
     def __init__(self, inner: BaseAdapter) -> None:
         super().__init__()

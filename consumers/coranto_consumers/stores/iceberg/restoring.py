@@ -1,4 +1,4 @@
-"""A checkpoint that was lost from an Iceberg store's home, written back under a higher fence."""
+"""Restores a checkpoint that was lost from an Iceberg store's home, under a higher fence."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _log = structlog.get_logger(__name__)
 def restore(owner: IcebergOwner, shard: str, known_fence: int, checkpoint: Checkpoint) -> int:
     """Write a shard's checkpoint into the home, and return the fence. On return no earlier owner can commit.
 
-    It is for a state that was deleted, changed or cannot be read, and for rows that agree with the checkpoint. The
-    new fence is above `known_fence`, from the last known state, and above the current state's.
-    Raises CorruptData if the home was rolled back behind that one, as its rows are gone; SqlStoreError and
+    Use it if the state was deleted, was changed or cannot be read, and the table's rows agree with the checkpoint. The
+    new fence is above `known_fence`, from the last known state, and above the current state's fence. Raises CorruptData
+    if the home was rolled back behind the current state, whose rows are then gone; SqlStoreError and
     CommitOutcomeUnknown.
     """
     owner.shard = shard

@@ -1,4 +1,4 @@
-"""Rows that fit a table's columns."""
+"""Conversion of rows to a table's columns."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from coranto.errors import InvalidInput
 
 
 def fit(rows: pa.Table, columns: pa.Schema, name: str) -> pa.Table:
-    """Return rows with exactly a table's columns. Nullable columns that they lack are null.
+    """Return rows with exactly a table's columns. Nullable columns that the rows lack are null.
 
-    Raises InvalidInput for rows that do not fit the table of a name.
+    Raises InvalidInput for rows that do not fit the table `name`.
     """
     if lacking := [each.name for each in columns if not each.nullable and each.name not in rows.column_names]:
         raise InvalidInput(f"do not fit {name}: they have no column {lacking[0]}", field="rows")

@@ -1,8 +1,8 @@
 """The Iceberg store of a shard: rows, the checkpoint and the fence are in one commit.
 
-Rows to append are written to files once, before the first attempt. Rows to merge by keys are written in each attempt,
-merged with the table's rows. Files of attempts that lost are removed. A process that dies leaves its files. No
-snapshot names them, so no reader sees them, and the next owner removes them.
+Rows to append are written to files once, before the first attempt of the commit. Rows to merge by keys are merged with
+the table's rows, and written to files, in each attempt. Files of failed attempts are removed. A process that dies
+leaves its files. No snapshot refers to them, so readers do not see them, and the next owner removes them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from coranto_consumers.stores.merge import MergeRule
 
 
 class IcebergShardStore(Store):
-    """Tables of an Iceberg catalog that a shard appends rows to, or merges rows into, each exactly once.
+    """Tables of an Iceberg catalog. A shard appends rows to them, or merges rows into them, each row exactly once.
 
-    The first table, the home, has the checkpoint. Others may follow (`add_table`) in a SQL catalog, and all are changed
-    in one commit.
+    The first table, the home, has the checkpoint. In a SQL catalog, further tables may be added (`add_table`); all
+    tables change in one commit.
 
-    Several shards, and other writers, may share a table; with keys, only shards that have other keys. It may be
-    partitioned. Each transaction makes a snapshot and, if it has rows, a file in each of their partitions: give shards
-    a long `min_txn_duration`.
+    Several shards, and other writers, may share a table. With keys, shards must write different keys. A table may be
+    partitioned. Each transaction makes a snapshot and, if it has rows, a file in each partition of these rows: give
+    shards a long `min_txn_duration`.
 
     The catalog must be pyiceberg's REST catalog, or its SQL catalog on PostgreSQL or SQLite.
     """
@@ -49,10 +49,10 @@ class IcebergShardStore(Store):
     ) -> None:
         """`table` is `namespace.name`. With `schema` it is created if it is absent, without partitions.
 
-        With `keys`, a row takes the place of the table's row that has the same values in these columns, or its other
-        columns are merged by `rules`. `delete` is a further column of the rows: where it is true, the row of the keys
-        goes. `relaxed_durability` accepts a catalog's server that may lose commits when its machine crashes. Raises
-        InvalidInput for a catalog that this store cannot use.
+        With `keys`, a row replaces the table's row that has the same values in these columns, or its other columns are
+        merged by `rules`. `delete` names an additional column of the rows: if it is true, the table's row with the same
+        keys is deleted. `relaxed_durability` accepts a catalog whose server may lose commits when its machine crashes.
+        Raises InvalidInput for a catalog that this store cannot use.
         """
         self._owner = IcebergOwner(catalog, table, relaxed_durability=relaxed_durability)
         self._catalog = catalog
@@ -70,9 +70,9 @@ class IcebergShardStore(Store):
         rules: Mapping[str, MergeRule] | None = None,
         delete: str | None = None,
     ) -> IcebergShardStore:
-        """Add a further table of the same catalog, before the shard begins. Returns this store.
+        """Add another table of the same catalog, before the shard starts. Returns this store.
 
-        Restoring the checkpoint raises InvalidInput for a REST catalog, which commits each table by itself.
+        For a REST catalog, which commits each table by itself, `restore_checkpoint` then raises InvalidInput.
         """
         if table in self._tables:
             raise InvalidInput(f"{table!r} is a table of this store already; add each once", field="table")
@@ -80,10 +80,10 @@ class IcebergShardStore(Store):
         return self
 
     def append(self, rows: Rows, table: str = "") -> None:
-        """Add rows of a table, the first without a name, to the current transaction.
+        """Add rows for a table, by default the first, to the current transaction.
 
-        Rows in Arrow are written as they are, without a Python object of any value. A nullable column that they lack is
-        null, also where rows take the place of others. Of the rows of a key in a transaction, the last counts, unless
+        Arrow rows are written without a Python object per value. A nullable column that the rows lack becomes null,
+        even if a row replaces another one. If a transaction has several rows with one key, the last counts, unless
         columns have rules. Raises InvalidInput for rows that do not fit the table.
         """
         self._table(table).append(rows)
@@ -174,13 +174,13 @@ class IcebergShardStore(Store):
         try:
             owner.commit(checkpoint, {name: each.change() for name, each in committing.items()}, number)
         except CommitOutcomeUnknown:
-            self._unknown = True  # A table may name the files.
+            self._unknown = True  # The commit may have been applied, so the files must stay.
             raise
         except BaseException:
             for table in tables.values():
                 sweep(table, folder)
             raise
         if any(each.merges > 1 for each in committing.values()):
-            named = set[str]().union(*(each.named for each in committing.values()))  # Tables may share their place.
+            named = set[str]().union(*(each.named for each in committing.values()))  # Tables may share a folder.
             for table in tables.values():
                 sweep(table, folder, named)

@@ -1,4 +1,4 @@
-"""A table that a shard writes to: the rows of the current transaction, and their files."""
+"""A table that a shard writes to, with the rows of the current transaction and their files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Rows: TypeAlias = Sequence[Mapping[str, object]] | pa.Table | pa.RecordBatch
 
 
 class ShardTable:
-    """A table, and the rows of the current transaction for it. `open` it first."""
+    """A table, and the rows of the current transaction for it. Call `open` first."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class ShardTable:
         """The rows of the current transaction."""
         self._schema = schema
         self._keys, self._rules, self._delete = tuple(keys), dict(rules or {}), delete
-        self._plan: MergePlan | None = None  # To merge by keys.
+        self._plan: MergePlan | None = None  # None without keys.
         self._columns: pa.Schema = pa.schema([])
 
     def open(self, catalog: Catalog) -> None:
-        """Load the columns of the table, which is created if absent. Raises InvalidInput if it does not fit."""
+        """Load the columns of the table, and create it if absent. Raises InvalidInput if it does not fit the rows."""
         table = find_or_create(catalog, self.name, self._schema)
         columns = columns_of(table)
         self._columns = columns
@@ -71,7 +71,7 @@ class ShardTable:
             self.pending.append(added)
 
     def view(self, table: Table, pending: Sequence[pa.Table]) -> pa.Table:
-        """Return all rows of the table, including an uncommitted transaction's."""
+        """Return all rows of the table, including the uncommitted rows in `pending`."""
         columns = columns_of(table)
         there = fit(table.scan().to_arrow(), columns, self.name)
         if self._plan is not None and pending:
@@ -79,9 +79,9 @@ class ShardTable:
         return pa.concat_tables([there, *(fit(each, columns, self.name) for each in pending)])
 
     def committing(self, table: Table, folder: str, rows: Sequence[pa.Table]) -> CommittingRows:
-        """Return the rows of a transaction, to be written to files of a folder.
+        """Return the rows of a transaction, which will be written to files in `folder`.
 
-        Raises InvalidInput if the table has lost a column of the rows.
+        Raises InvalidInput if a column of the rows was dropped from the table.
         """
         if gone := set(self._columns.names) - {*columns_of(table).names, self._delete}:
             raise InvalidInput(
@@ -106,7 +106,7 @@ class ShardTable:
         return plan_for(table, None, given, self._keys, rules, self._delete)
 
     def _columns_to_merge(self, columns: pa.Schema) -> pa.Schema:
-        """Return the columns of rows to merge: all have keys, and one that deletes a row may have no more."""
+        """Return the columns of rows to merge. Keys are required. With `delete`, all other columns are nullable."""
         if not self._delete:
             return pa.schema([each.with_nullable(each.nullable and each.name not in self._keys) for each in columns])
         nullable = [each.with_nullable(each.name not in self._keys) for each in columns]
@@ -114,19 +114,19 @@ class ShardTable:
 
 
 class CommittingRows:
-    """The rows of a transaction, and their files, which its commit names."""
+    """The rows of a transaction, and the files with them that its commit adds."""
 
     def __init__(self, writer: FileWriter, rows: pa.Table, plan: MergePlan | None) -> None:
         self._writer = writer
         self._rows = rows
         self._plan = plan
         self.merges = 0
-        """The number of attempts that wrote files of their own."""
+        """The number of attempts that merged rows and wrote new files."""
         self.named: set[str] = set()
-        """The locations of the files of the last attempt."""
+        """The locations of the last attempt's files."""
 
     def change(self) -> Change:
-        """Return the change of the table. Rows to append are written now, and rows to merge in each attempt."""
+        """Return the change of the table. Rows to append are written to files now, rows to merge in each attempt."""
         writer, plan = self._writer, self._plan
         if plan is None:
             files = list(writer.write(self._rows.to_batches()))

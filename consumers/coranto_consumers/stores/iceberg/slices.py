@@ -1,4 +1,4 @@
-"""Slices of rows to merge, so that few are in memory at a time. All rows of a key are in one slice."""
+"""Slices of rows to merge, which limit the rows in memory. All rows of a key are in one slice."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from coranto_consumers.stores.iceberg.merge import check_keys
 from coranto_consumers.stores.merge import MergePlan
 
 Parts = Callable[[], Iterable[pa.Table]]
-"""Reads rows in parts, again at each call."""
+"""Reads all rows, in parts, at each call."""
 MAX_BYTES: Final = 256 << 20
-"""Bytes of rows, in memory, that are merged together."""
+"""The target size of a slice in memory, in bytes."""
 _SAMPLED: Final = 1000
 
 
 class _Sample(NamedTuple):
-    """Values of a key in every `step`th row of a part."""
+    """The values of a key column in every `step`th row of a part."""
 
     values: pa.ChunkedArray
     step: int
 
 
 def slices(plan: MergePlan, parts: Parts, max_bytes: int = MAX_BYTES) -> Iterator[pa.Table]:
-    """Yield rows in tables of about `max_bytes`, split by values of one key. Reads the parts again for each table.
+    """Yield rows in tables of about `max_bytes`, split by the values of one key column.
 
-    Rows whose keys have no reliable order, or only one value, come in larger tables. Raises InvalidInput
-    for rows that a plan cannot merge.
+    Reads the parts again for each table if they exceed `max_bytes`. Tables are larger if no key column has a reliable
+    order or enough distinct values. Raises InvalidInput for rows that a plan cannot merge.
     """
     held: list[pa.Table] = []
     samples: dict[str, list[_Sample]] = {}
@@ -53,7 +53,7 @@ def slices(plan: MergePlan, parts: Parts, max_bytes: int = MAX_BYTES) -> Iterato
     if size > max_bytes and samples:
         number = math.ceil(size / max_bytes)
         found = {name: _bounds(taken, number) for name, taken in samples.items()}
-        key = max(found, key=lambda name: len(found[name]))  # Equal bounds mean large slices.
+        key = max(found, key=lambda name: len(found[name]))  # Most bounds mean the smallest slices.
         bounds = found[key]
     for low, high in itertools.pairwise([None, *bounds, None]):
         chosen = held or [_between(part, key, low, high) for part in parts()]
@@ -68,7 +68,7 @@ def _has_order(kind: pa.DataType) -> bool:
 
 
 def _bounds(samples: Sequence[_Sample], number: int) -> list[pa.Scalar]:
-    """Return the lowest values of all slices but the first, so that slices have about as many rows each."""
+    """Return the lowest value of each slice but the first, such that slices have about equal numbers of rows."""
     values = pa.chunked_array([each.values for each in samples]).combine_chunks()
     rows = [each.step for each in samples for _ in range(len(each.values))]
     order = pc.sort_indices(values).slice(0, len(values) - values.null_count)
@@ -84,7 +84,7 @@ def _bounds(samples: Sequence[_Sample], number: int) -> list[pa.Scalar]:
 
 
 def _between(part: pa.Table, key: str, low: Any, high: Any) -> pa.Table:
-    """Return the rows whose key is in [low, high). Those without a key are in the first slice, to be refused."""
+    """Return the rows whose key is in [low, high). Rows with a null key are in the first slice, which rejects them."""
     if low is not None:
         part = part.filter(pc.greater_equal(part.column(key), low))
     return part if high is None else part.filter(pc.fill_null(pc.less(part.column(key), high), True))

@@ -1,7 +1,7 @@
 """The state of an owner, stored as a property of a table.
 
-The commit that changes rows sets it, too. It is not in the summary of a snapshot, because expiring snapshots would lose
-it, and the table's metadata would have a copy for each snapshot.
+The commit that changes rows also sets the property. The state is not in the summary of a snapshot, because it would be
+lost when snapshots expire, and the table's metadata would have a copy for each snapshot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coranto_consumers.stores.json_file import checkpoint_from_json, checkpoint_
 
 PREFIX: Final = "coranto.shard."
 SWEPT_OWNERS: Final = 3
-"""The number of earlier owners whose last files each new owner removes."""
+"""The number of earlier owners whose uncommitted files each new owner removes."""
 
 
 class SnapshotId(NamedTuple):
@@ -32,11 +32,11 @@ class SnapshotId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """A shard's state in a table. `snapshot` and `sequence` are of the snapshot that was committed with it.
+    """A shard's state in a table. `snapshot` and `sequence` identify the snapshot that was committed with the state.
 
-    `files` begins the names of the owner's files, and `committed` is the number of its last transaction. `left` are the
-    names of files that earlier owners may have left. A name that ends with a slash names a folder of files.
-    `last` is the name of the last transaction with files, and `tables` has the last snapshot with files of each table.
+    `files` is the prefix of the names of the owner's files, and `committed` is the number of its last transaction.
+    `left` has the names of files that earlier owners may have left behind. A name that ends with a slash is a folder.
+    `last` is the folder of the last transaction with files. `tables` has each table's last snapshot with files.
     """
 
     fence: int = 0
@@ -51,28 +51,28 @@ class ShardState:
 
     @property
     def uncommitted(self) -> tuple[str, ...]:
-        """The names of files that may exist, and are never committed once a later owner has raised the fence."""
+        """The names of files that may exist, and can never be committed after a later owner has raised the fence."""
         own = (file_name(self.files, self.committed + 1),) if self.files else ()
         return (*self.left, *own)[-SWEPT_OWNERS:]
 
 
 def file_name(prefix: str, number: int) -> str:
-    """Return the name of an owner's folder of a transaction, or of its file: earlier versions of a shard had files."""
+    """Return the name of an owner's folder for a transaction, or of its file: earlier versions wrote single files."""
     return f"{prefix}{number}/" if prefix.endswith("/") else f"{prefix}-{number}.parquet"
 
 
 def digest_of(shard: str) -> str:
-    """Return the part of names that distinguishes shards."""
+    """Return a digest of a shard's name, for names of properties and files."""
     return hashlib.sha256(shard.encode()).hexdigest()[:16]
 
 
 def key_of(shard: str) -> str:
-    """Return the name of the property that has a shard's state."""
+    """Return the name of the property with a shard's state."""
     return PREFIX + digest_of(shard)
 
 
 def encode(shard: str, state: ShardState) -> str:
-    """Return the property's value for a state."""
+    """Return the property value for a state."""
     return json.dumps(
         {
             "shard": shard,
@@ -91,7 +91,7 @@ def encode(shard: str, state: ShardState) -> str:
 
 
 def names_in(table: Table) -> set[str]:
-    """Return the names of the shards that have a state in a table, except for unreadable states."""
+    """Return the names of the shards with a readable state in a table."""
     found = set()
     for key, value in table.properties.items():
         if key.startswith(PREFIX):
@@ -103,7 +103,7 @@ def names_in(table: Table) -> set[str]:
 
 
 def state_of(table: Table, shard: str) -> ShardState:
-    """Return a shard's state in a table. Raises CorruptData if the table lost commits that the state knows of."""
+    """Return a shard's state in a table. Raises CorruptData if the table lost commits that the state includes."""
     value = table.properties.get(key_of(shard))
     if value is None:
         return ShardState()
@@ -132,7 +132,7 @@ def decode(shard: str, value: str) -> ShardState:
 
 
 def require_history(table: Table, known: SnapshotId, shard: str) -> None:
-    """Raise CorruptData if a table was rolled back behind a snapshot that a shard's checkpoint includes."""
+    """Raise CorruptData if a table was rolled back to before a snapshot that a shard's checkpoint includes."""
     if _was_rolled_back(table, known):
         raise CorruptData(
             f"{'.'.join(table.name())} was rolled back behind the checkpoint of {shard}, whose rows are gone. Roll it "
@@ -142,7 +142,7 @@ def require_history(table: Table, known: SnapshotId, shard: str) -> None:
 
 
 def _was_rolled_back(table: Table, known: SnapshotId) -> bool:
-    """Return True if the table's history does not include a known snapshot. Returns False if snapshots have expired."""
+    """Return True if the table's history lacks a known snapshot. Returns False if the history has expired."""
     snapshot = table.current_snapshot()
     if snapshot is None:
         return True
@@ -151,7 +151,7 @@ def _was_rolled_back(table: Table, known: SnapshotId) -> bool:
             return True
         before = snapshot.parent_snapshot_id
         parent = table.snapshot_by_id(before) if before is not None else None
-        if parent is None:  # It has expired: there is a snapshot for each sequence number.
+        if parent is None:  # The parent has expired: each sequence number has a snapshot.
             return False
         snapshot = parent
     return False

@@ -1,4 +1,4 @@
-"""Definitions of Iceberg tables: existing ones, or created from SQLAlchemy's."""
+"""Iceberg tables: finding them, creating them from SQLAlchemy definitions, and checking rows against them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _TRANSFORMED: Final = re.compile(r"(?P<transform>[a-z]+(\[\d+\])?)\((?P<column>.
 
 
 def find_or_create(catalog: Catalog, name: str, definition: sa.Table | pa.Schema | None) -> Table:
-    """Return a table of a catalog, created if it is absent: by a definition, or with the columns of a schema.
+    """Return a table of a catalog. If it is absent, create it from a SQLAlchemy table or an Arrow schema.
 
-    Several processes may create it concurrently: all get the same table. Raises InvalidInput without a table and
-    definition.
+    If several processes create the table concurrently, all get the same table. Raises InvalidInput if the table is
+    absent and has no definition.
     """
     try:
         return catalog.load_table(name)
@@ -63,7 +63,7 @@ def find_or_create(catalog: Catalog, name: str, definition: sa.Table | pa.Schema
 
 
 def columns_of(table: Table) -> pa.Schema:
-    """Return a table's columns as Arrow has them."""
+    """Return a table's columns as an Arrow schema."""
     return schema_to_pyarrow(table.schema(), include_field_ids=False)
 
 
@@ -75,11 +75,11 @@ def plan_for(
     rules: Mapping[str, MergeRule],
     delete: str | None = None,
 ) -> MergePlan:
-    """Check an output against its table and return its plan. Raises InvalidInput that says what to change."""
+    """Check an output against its table and return its merge plan. Raises InvalidInput, with the fix."""
     name = ".".join(table.name())
     there = columns_of(table)
     if definition is None:
-        # Iceberg has no unique keys: writers are responsible for merging the rows of a key.
+        # Iceberg has no unique constraints: writers must keep keys unique.
         made = [
             sa.Column(each, sa.types.NullType, primary_key=each in keys, nullable=each not in keys)
             for each in there.names
@@ -92,9 +92,9 @@ def plan_for(
 
 
 def require_target(table: Table, definition: sa.Table | None, plan: MergePlan) -> None:
-    """Raise InvalidInput for a table that cannot take a plan's rows: by its required columns, or by its types.
+    """Raise InvalidInput if a plan's rows lack a required column of a table.
 
-    With a definition, types are compared, too.
+    With a definition, also raises InvalidInput for a column whose type is too narrow for the definition's type.
     """
     given = {*plan.columns, *(name for name, rule in plan.rules.items() if isinstance(rule, Quotient))}
     problems = [
@@ -107,7 +107,7 @@ def require_target(table: Table, definition: sa.Table | None, plan: MergePlan) -
         try:
             wanted = _arrow_type(plan.table.c[name])
         except InvalidInput:
-            continue  # A table with such a type was created by its owner.
+            continue  # No type in Iceberg corresponds to it, so the user created the table.
         if why := _narrower(there.field(name).type, wanted):
             problems.append(f"column {name!r} is {there.field(name).type}, and {why} as {wanted}: change its type")
     if problems:
@@ -118,7 +118,7 @@ def require_target(table: Table, definition: sa.Table | None, plan: MergePlan) -
 
 
 def _narrower(found: pa.DataType, wanted: pa.DataType) -> str:
-    """Return the reason why a column's type cannot store all values of another type. "" if it can, or if unknown."""
+    """Return the reason why the type `found` cannot store all values of `wanted`. "" if it can, or if unknown."""
     kinds = _kind(found), _kind(wanted)
     if "" not in kinds and kinds[0] != kinds[1]:
         return f"{kinds[1]} is written there"
@@ -169,7 +169,7 @@ def _arrow_type(column: sa.Column[Any]) -> pa.DataType:
         case sa.LargeBinary():
             return pa.binary()
     raise InvalidInput(
-        f"column {column.name!r} is {column.type!r}, which has no form in Iceberg that is sure: create the table "
+        f"column {column.name!r} is {column.type!r}, which has no exact equivalent in Iceberg: create the table "
         "yourself, and give its name",
         field="table",
     )

@@ -1,4 +1,4 @@
-"""Commits of several tables of a SQL catalog: in one transaction of its database, all or none."""
+"""Atomic commits of several tables of a SQL catalog, in one transaction of its database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def has_snapshot(transaction: Transaction) -> bool:
 
 
 def remove_manifests(transactions: Iterable[Transaction]) -> None:
-    """Remove the manifests of transactions that are certain never to commit."""
+    """Remove the manifests of transactions that can never commit."""
     for transaction in transactions:
         for producer in transaction._snapshot_producers:
             producer._clean_all_uncommitted()
@@ -28,7 +28,7 @@ def remove_manifests(transactions: Iterable[Transaction]) -> None:
 def commit_together(catalog: SqlCatalog, transactions: Sequence[Transaction]) -> None:
     """Commit transactions of different tables, all or none.
 
-    Each requires that its table has still the snapshot that it was made on. Raises CommitFailedException if one has not
+    Each transaction requires that its table's current snapshot has not changed. Raises CommitFailedException if one has
     (nothing was committed, and the manifests are removed). After any other error the outcome is unknown.
     """
     if len(transactions) == 1:
@@ -36,7 +36,7 @@ def commit_together(catalog: SqlCatalog, transactions: Sequence[Transaction]) ->
         return
     staged: list[tuple[Table, StagedTable]] = []
     try:
-        # In one order, so that two owners never wait for each other.
+        # In a fixed order, so that two owners cannot deadlock.
         for each in sorted(transactions, key=lambda each: each._table.name()):
             table = catalog.load_table(each._table.name())
             requirements = (*each._requirements, AssertTableUUID(uuid=each._table.metadata.table_uuid))
@@ -48,11 +48,11 @@ def commit_together(catalog: SqlCatalog, transactions: Sequence[Transaction]) ->
         remove_manifests(transactions)
         raise
     for table, new in staged:
-        catalog._delete_old_metadata(new.io, table.metadata, new.metadata)  # It logs files that it cannot delete.
+        catalog._delete_old_metadata(new.io, table.metadata, new.metadata)  # Files that cannot be deleted are logged.
 
 
 def _swap(catalog: SqlCatalog, staged: Iterable[tuple[Table, StagedTable]]) -> None:
-    """Point the catalog to the new metadata of tables, if it points to the old metadata of all."""
+    """Point the catalog to the new metadata of all tables, if it still points to the old metadata of each."""
     with Session(catalog.engine) as session:
         for table, new in staged:
             *namespace, name = table.name()

@@ -1,7 +1,7 @@
 """URLs of Iceberg stores: `iceberg://lake/shop.orders` is the home `shop.orders` in the catalog `lake`.
 
-pyiceberg's own settings define `lake`: `.pyiceberg.yaml`, or variables such as `PYICEBERG_CATALOG__LAKE__URI`. So no
-URL has a secret.
+pyiceberg's own settings define `lake`: `.pyiceberg.yaml`, or variables such as `PYICEBERG_CATALOG__LAKE__URI`. So URLs
+have no secrets.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from coranto_consumers.stores.reading import ICEBERG
 
 @dataclass(frozen=True, slots=True)
 class IcebergHome:
-    """A table that has checkpoints, read without raising a fence."""
+    """A table with checkpoints, for reading them without raising a fence."""
 
     catalog: Catalog
     table: str
 
     @classmethod
     def at(cls, url: str) -> IcebergHome:
-        """Return the home of a URL. Raises InvalidInput for one that names no table, or no catalog of the settings."""
+        """Parse a URL. Raises InvalidInput if it names no table, or a catalog that pyiceberg's settings lack."""
         catalog, slash, table = url.removeprefix(ICEBERG).partition("/")
         if not (url.startswith(ICEBERG) and catalog and slash and "." in table.strip(".")) or "/" in table:
             raise InvalidInput("is not like iceberg://CATALOG/namespace.table", field="store")
@@ -54,7 +54,7 @@ class IcebergHome:
         return f"iceberg {self.catalog.name}/{self.table}"
 
     def load(self, name: str = "") -> Table:
-        """Return a table as it is now; the home without a name. Raises InvalidInput if there is none, SqlStoreError."""
+        """Load a table, by default the home. Raises InvalidInput if it does not exist, and SqlStoreError."""
         try:
             return self.catalog.load_table(name or self.table)
         except NoSuchTableError:
@@ -63,7 +63,7 @@ class IcebergHome:
             raise failure(f"store {self.name}", error) from error
 
     def read(self, shard: str) -> Restored | None:
-        """Return a consumer's fence and checkpoint. None if it never started. Raises CorruptData for a damaged one."""
+        """Return a consumer's fence and checkpoint. None if it never started. Raises CorruptData for an invalid one."""
         table = self.load()
         if shard not in names_in(table):
             return None

@@ -1,4 +1,4 @@
-"""Parquet files of a table, written in any process: its driver or Spark's tasks."""
+"""Writing a table's Parquet files in any process: the driver or Spark's tasks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from coranto_consumers.stores.iceberg.rows import fit
 from coranto_consumers.stores.iceberg.state import PREFIX
 
 _MAX_BYTES: Final = 128 << 20
-"""The most bytes of rows, in memory, for one file."""
+"""The maximum bytes of rows, in memory, for one file."""
 _DICTIONARY_BYTES: Final = 256 << 10
-"""The most bytes of a column's dictionary, unless the table sets it. PyArrow writes dictionaries even if nearly all
-values differ: with pyiceberg's 2 MiB, files of such columns are twice as large, and slower to write by half."""
+"""The maximum bytes of a column's dictionary, unless the table sets it. PyArrow writes dictionaries even if nearly all
+values differ: with pyiceberg's default of 2 MiB, such files are twice as large, and take half as long again to
+write."""
 _OF_CATALOG: Final = frozenset(
     (
         "uri",
@@ -41,25 +42,25 @@ _OF_CATALOG: Final = frozenset(
     )
 )
 _PREFIXES_OF_CATALOG: Final = (PREFIX, "auth", "header.", "oauth2-", "rest.", "rest-", "snapshot-loading-mode", "ssl")
-"""The beginnings of the names of other properties of catalogs, which may be secrets."""
+"""Prefixes of other catalog properties, which may be secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileWriter:
-    """Writes files of a table into one folder. It can be pickled, and contains nothing of the catalog.
+    """Writes files of a table into one folder. It can be pickled, and has no access to the catalog.
 
-    No commit names the files yet.
+    The files are visible only after a commit adds them.
     """
 
     name: str
     metadata: str = field(repr=False)
-    io: Mapping[str, str] = field(repr=False)  # It may hold keys of an object store.
+    io: Mapping[str, str] = field(repr=False)  # May have credentials of an object store.
     spec_id: int
-    """The partitioning of the files."""
+    """The id of the partition spec of the files."""
 
     @classmethod
     def of(cls, table: Table, folder: str) -> FileWriter:
-        """Return a writer of files that a table's next commit may name."""
+        """Return a writer of files that a table's next commit may add."""
         place = place_of(table, folder).rstrip("/")
         own = {name: value for name, value in table.properties.items() if not name.startswith(PREFIX)}
         own.setdefault(TableProperties.PARQUET_DICT_SIZE_BYTES, str(_DICTIONARY_BYTES))
@@ -97,7 +98,7 @@ class FileWriter:
             yield from _dataframe_to_data_files(metadata, fitting, io, written, counter)
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
-        """Write rows to files for the driver to read, and yield their places."""
+        """Write rows to files for the driver to read, and yield the files' locations."""
         metadata, io = self._opened()
         for rows in _gathered(batches):
             place = f"{metadata.properties[TableProperties.WRITE_DATA_PATH]}/staged-{uuid.uuid4().hex}.parquet"
@@ -118,7 +119,7 @@ class FileWriter:
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield rows, as many at a time as become a file."""
+    """Yield rows in tables, each with the rows of one file."""
     held: list[Any] = []
     size = 0
     for batch in batches:

@@ -291,7 +291,7 @@ async def test_a_server_that_may_lose_commits_is_refused(new_store: Callable[[st
 
 
 async def test_rows_that_do_not_fit_are_refused(subject: IcebergSubject) -> None:
-    with pytest.raises(InvalidInput, match="is a NoopCatalog, which may call a commit failed that it has made"):
+    with pytest.raises(InvalidInput, match="is a NoopCatalog, which may report an applied commit as failed"):
         IcebergShardStore(NoopCatalog("lake"), TABLE)
     with pytest.raises(InvalidInput, match=r"there is no table shop\.numbers; create it, or give its schema"):
         await IcebergShardStore(subject.catalog(), TABLE).restore_checkpoint(SHARD)
