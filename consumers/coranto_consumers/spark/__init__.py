@@ -1,7 +1,7 @@
 """Exactly-once consumers on Spark, and journals as DataFrames.
 
-Names are imported at their first use. Each of Spark's workers imports this package when it starts, only for the data
-source, and needs neither SQLAlchemy nor a database driver for that.
+Names are imported on first use. Spark's workers import this package at their start only for the data source, which
+needs neither SQLAlchemy nor a database driver.
 """
 
 from __future__ import annotations

@@ -19,46 +19,48 @@ DEFAULT_PARTITION_BYTES: Final = 32 << 20
 OF_WINDOWS: Final = frozenset({"atomic", "retry_timeout", "max_partition_bytes", "misfits", "accept_changes"}) | {
     *("uuid_pointer", "framing", "registry")
 }
-"""The options of a `WindowConsumer`: it reads a window as a whole, so it is atomic, and fails if content is gone."""
+"""The options of a `WindowConsumer`. It reads a window as a whole, so it is always atomic, and fails if content is
+gone."""
 OF_BATCHES: Final = frozenset({"retry_timeout", "misfits", "fail_on_data_loss", "accept_changes"})
-"""The options of `exactly_once`: the query's source reads the content of its batches."""
+"""The options of `exactly_once`. Other options are for reading, and the query's own source reads the batches."""
 _PLAIN: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _POLICIES: Final = {"fail": MisfitPolicy.FAIL, "nulls": MisfitPolicy.NULLS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """The options of a `SparkConsumer`. Raises InvalidInput for bad values.
+    """The options of a `SparkConsumer`. Raises InvalidInput for invalid values.
 
-    A `WindowConsumer` takes those in `OF_WINDOWS`, and `exactly_once` those in `OF_BATCHES`.
+    A `WindowConsumer` accepts only the options in `OF_WINDOWS`, and `exactly_once` only the options in `OF_BATCHES`.
     """
 
     max_transaction_bytes: int = DEFAULT_TRANSACTION_BYTES
-    """The new content that a transaction reads, approximately: at most so much, and as much again of each journal for
-    producers' transactions that were open before. Longer producer transactions are delivered in several transactions
-    (`LongTransactions`). The next transaction is read while one commits, so Spark keeps the rows of up to two."""
+    """The maximum bytes of new content that a transaction reads, approximately. For producer transactions that were
+    open before, it may read as much again of each journal. Longer producer transactions are delivered in several
+    consumer transactions (`LongTransactions`). The next transaction is read while one commits, so Spark holds the rows
+    of up to two."""
     max_transaction_messages: int | None = None
-    """The most new messages of a transaction, approximately, by the mean length of earlier messages
-    (`MessageBound`)."""
+    """The maximum number of new messages of a transaction, approximately: it is estimated from the mean length of
+    earlier messages (`MessageBound`)."""
     atomic: bool = False
-    """True to deliver all messages that one acknowledgement commits in a journal in one transaction, within
-    `max_transaction_bytes` of the journal from the first of them on. A longer set ends the run before any of it is
-    delivered. Parts of a set that an earlier run without this option has delivered stay delivered."""
+    """True to deliver all messages that one acknowledgement commits in a journal in one transaction. They must be
+    within `max_transaction_bytes` of the journal, from the first of them on: a longer set ends the run before any of it
+    is delivered. Parts of a set that an earlier run without this option has delivered stay delivered."""
     min_transaction_seconds: float = 0.0
-    """The least seconds between the times when a service (`run_until_stopped`) begins to catch up."""
+    """The minimum seconds from one start of catching up to the next, for a service (`run_until_stopped`)."""
     retry_timeout: float = JOB_SECONDS
-    """The seconds, since the first failure after the last progress, that a run retries an unavailable store or broker.
-    A service retries without a limit."""
+    """The time in seconds that a run retries an unavailable store or broker, from the first failure after the last
+    progress. A service retries without a limit by default."""
     max_partition_bytes: int = DEFAULT_PARTITION_BYTES
-    """The most bytes that a task reads, approximately."""
+    """The maximum bytes that a task reads, approximately."""
     misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL
-    """The treatment of messages that do not fit the application's columns, whose UUID cannot be read, or whose rows
-    the store rejects (`rejections.py`): they end the run; or the application gets them, with nulls for the values that
-    do not fit (`MisfitPolicy.NULLS`); or they become `DeadLetters` in the same transaction."""
+    """The policy for messages that do not fit the application's columns, whose UUID cannot be read, or whose rows the
+    store rejects (`rejections.py`): they end the run; or the application gets them, with nulls for the values that do
+    not fit (`MisfitPolicy.NULLS`); or they become `DeadLetters` in the same transaction."""
     fail_on_data_loss: bool = True
-    """True to end the run if content is gone before it was read: removed by retention, or with a journal that was
-    deleted and recreated. If False, the consumer continues after the gap, and logs and reports the exact gap. Of a
-    transaction that began in lost content, it delivers the rest."""
+    """True to end the run if content was removed before it was read: by retention, or because a journal was deleted and
+    recreated. If False, the consumer logs and reports the exact gap, and continues after it. If a transaction began in
+    the gap, the rest of it is delivered."""
     accept_changes: str | None = None
     """The code that confirms a change of the consumer (`outputs/identity.py`), from the error ConsumerChanged."""
     uuid_pointer: str = DEFAULT_UUID_POINTER
@@ -66,8 +68,8 @@ class ConsumerOptions:
     framing: ReadFraming | None = None
     """The framing of messages that are not lines of JSON (`framings.py`)."""
     registry: str | None = None
-    """The journal that registers message types. The type determines framing and UUIDs: the application's
-    `message_type`, or else the type that the labels of all journals name. The first run chooses the version, for the
+    """The journal that registers message types. The type determines framing and UUIDs. It is the application's
+    `message_type`, or else the type that the labels of all journals name. The first run resolves the version, for the
     life of the instance."""
 
     def __post_init__(self) -> None:
@@ -98,11 +100,12 @@ class ConsumerOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, object], *, by_window: bool = False) -> Self:
-        """Return the options for plain values of YAML or JSON. Raises InvalidInput.
+        """Build the options from plain values of YAML or JSON. Raises InvalidInput.
 
-        `misfits` is `fail`, `nulls`, or the place of dead letters: `{"table": "letters"}` (for a `WindowConsumer` if
-        `by_window`) or `{"journals": SELECTOR}`. `framing` has the options that choose one, such as
-        `{"framing": "csv", "csvColumns": 3}`. Other values, and objects for these two, are as in this class.
+        `misfits` is `fail`, `nulls`, or the destination of dead letters: `{"table": "letters"}` (for a `WindowConsumer`
+        if `by_window`) or `{"journals": SELECTOR}`. `framing` is a mapping of framing options, such as
+        `{"framing": "csv", "csvColumns": 3}`. Both may also be objects, as in this class. Other values are as in this
+        class.
         """
         known = {each.name for each in fields(cls)}
         if unknown := sorted(set(given) - known):
@@ -123,14 +126,14 @@ class ConsumerOptions:
         return cls(**values)
 
     def require_only(self, names: Collection[str], reason: str) -> None:
-        """Raise InvalidInput for other options than `names` that do not have their defaults."""
+        """Raise InvalidInput if an option outside of `names` differs from its default."""
         for each in fields(self):
             if each.name not in names and getattr(self, each.name) != each.default:
                 raise InvalidInput(f"has no meaning for {reason}; leave it out", field=each.name)
 
     @property
     def chosen_framing(self) -> ReadFraming:
-        """The framing that `framing` and `uuid_pointer` choose. With a registry, the type's takes its place."""
+        """The framing that `framing` and `uuid_pointer` choose. With a registry, the type's framing is used instead."""
         return chosen_framing(self.framing, self.uuid_pointer)
 
 

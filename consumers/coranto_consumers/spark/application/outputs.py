@@ -58,7 +58,7 @@ class JournalOutput:
 class SqlOutput:
     """Rows, with the columns of `sql.rows`, for an application's own SQL statements.
 
-    The statements of a transaction with rows run once, in the store's, after the rows of `TableOutput`s are merged.
+    If there are rows, the statements run once, in the store's transaction, after the rows of `TableOutput`s are merged.
     """
 
     sql: StagedSql
@@ -107,11 +107,11 @@ _OWN: Final = ("_journal", "_offset", "_producer", "_clock", "_commit_offset")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upsert:
-    """A rule for the rows of a table: of each key, the row of the message that was committed last.
+    """A rule for the rows of a table: keep, for each key, the row of the message that was committed last.
 
     `key` names columns that are unique in the table. `order` is `commit`: the order of commits in a journal. All
     messages of a key must be in one journal, or in one stream. `delete` names a BOOLEAN column of the rows that is not
-    in the table. If it is true in the last message, the row of the key is deleted.
+    in the table. If it is true in the last message, the table's row with the key is deleted.
     """
 
     key: Sequence[str]
@@ -127,9 +127,9 @@ class Upsert:
     def of(self, table: Table | str, rows: DataFrame) -> TableOutput:
         """Return the output of `rows` for a table.
 
-        Each row is a message, with its `_commit_offset` and `_offset`. Its fields are columns of the table. The table
-        gets a column of the source, such as `_offset`, if it has that column and is not given by name. Raises
-        InvalidInput if a column is missing.
+        Each row is a message, with its `_commit_offset` and `_offset`. Its fields are columns of the table. Metadata
+        columns, such as `_offset`, are written if the table's definition has them; a table given by name gets none.
+        Raises InvalidInput if a column is missing.
         """
         for name in (*self.key, *_ORDER, *filter(None, [self.delete])):
             if name not in rows.columns:
@@ -137,7 +137,7 @@ class Upsert:
                 raise InvalidInput(f"the rows have no column {name}{advice}", field="rows")
         known = table.columns.keys() if isinstance(table, Table) else ()
         values = [name for name in rows.columns if name not in self.key and (name not in _OWN or name in known)]
-        last = f"_{max(rows.columns, key=len)}"  # The name of no column.
+        last = f"_{max(rows.columns, key=len)}"  # No column has this name.
         chosen = F.max_by(F.struct(*map(column_named, values)), F.struct(*_ORDER)) if values else F.lit(None)
         grouped = rows.groupBy(*map(column_named, self.key)).agg(chosen.alias(last))
         found = grouped.select(*map(column_named, self.key), *(column_named(last)[name].alias(name) for name in values))
@@ -148,9 +148,9 @@ class Upsert:
 class SparkApplication(Protocol):
     """A consumer's logic.
 
-    It may also have `message_type`: the registered type of its messages, as `shop.Order`, or a version of it, as
-    `shop.Order@3`; otherwise, the journals' labels name it. And `sql`: the statements (`StagedSql`) that its outputs
-    use, for the database to check before the consumer takes over.
+    Two further attributes are optional. `message_type` is the registered type of its messages, such as `shop.Order`, or
+    a version of the type, such as `shop.Order@3`; by default, the journals' labels name the type. `sql` has the
+    statements (`StagedSql`) of its outputs, which the database checks before the consumer takes over.
     """
 
     @property
@@ -165,15 +165,16 @@ class SparkApplication(Protocol):
     def value_schema(self) -> str:
         """The DDL of the columns that messages are parsed into, such as `carrier STRING, arr_delay DOUBLE`.
 
-        With `_commit_offset BIGINT`, rows also have the offset that committed them. If the consumer has a registry, `*`
-        at the beginning stands for all fields of the message type: `*, _commit_offset BIGINT`.
+        With `_commit_offset BIGINT`, rows also have the offset of the acknowledgement that committed them, or their own
+        offset outside of transactions. If the consumer has a registry, `*` at the beginning stands for all fields of
+        the message type: `*, _commit_offset BIGINT`.
         """
 
     def outputs(self, committed: DataFrame) -> Outputs:
         """Return the output for the committed messages of one transaction, each of them exactly once.
 
         The columns of `committed` are the columns of `value_schema`, and `_journal`, `_offset`, `_producer` and
-        `_clock`. Within a journal, commits have the order of `_commit_offset` and `_offset`, and all messages
-        of later transactions were committed later. The output may be evaluated several times, also for transactions
-        that are then abandoned. So it must have no side effects.
+        `_clock`. Within a journal, messages were committed in the order of (`_commit_offset`, `_offset`), and messages
+        of later transactions were committed later. The output may be evaluated several times, even for transactions
+        that are abandoned, so it must have no side effects.
         """

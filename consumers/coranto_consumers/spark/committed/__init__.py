@@ -1,1 +1,1 @@
-"""Committed reads: many tasks decide together which messages are committed."""
+"""Committed reads: many tasks jointly decide which messages are committed."""

@@ -1,13 +1,14 @@
 """Committed reads of one journal by many tasks.
 
-The committed messages of a range depend on the other ranges only by their *outlines*, which are small
-(`coranto.messages.outlines`). So each range is *scanned*, which yields its outline, and, once all are, its committed
-rows are *chosen*.
+The committed messages of a range depend on the other ranges only through their *outlines*, which are small
+(`coranto.messages.outlines`). So each range is *scanned*, which yields its outline. Once all ranges are scanned, the
+committed rows of each range are *chosen*.
 
-**The tasks scan and fold.** Spark plans a read in a process that can start no tasks, and a task must not wait for one
-that may not have started. So each task takes the journal's ranges in turn, beginning with its own, and scans those that
-no task has scanned or is scanning. Then it waits for the scans of running tasks: these hold locks, which the end of a
-process releases. One task resolves the outlines, and every task finds the limits of its range in the result.
+**Tasks scan and resolve.** Spark plans a read in a process that cannot start tasks, and a task must not wait for a task
+that may not have started. So each task goes through the journal's ranges, beginning with its own, and scans each range
+that no other task has scanned or is scanning. Then it waits for the scans of running tasks. These tasks hold file
+locks, which the operating system releases when their processes end. One task resolves the outlines, and every task
+reads the decision about its range from the result.
 
 **Tasks on one machine share a folder of the application** (`fetching.machine_folder`), with the fetched fragments
 (`coranto.client.disk_cache`). So a machine fetches a fragment and scans a range once. A task keeps its own range in
@@ -43,20 +44,20 @@ from coranto_consumers.spark.committed.sequencing import RangeDecision, read_end
 
 HELD_BYTES: Final = 64 << 20
 _KEPT_SECONDS: Final = 3600.0
-"""The seconds that a read's scans are kept after its last task began."""
+"""The retention of a read's scans in seconds, from the start of the read's last task."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedReader:
-    """Reads the committed content of ranges, which together are one contiguous part of a journal."""
+    """Reads the committed content of ranges. Together, the ranges are one contiguous part of a journal."""
 
     content: JournalContent
     ranges: Sequence[Range]
     framing: ReadFraming
     shared: Path | None = None
-    """A folder for the tasks of one read of one journal; None if they share nothing."""
+    """The folder that the tasks of one read of one journal share. None if they share nothing."""
     commits: bool = False
 
     def read(self, number: int) -> Iterator[Lines]:
@@ -80,7 +81,7 @@ class CommittedReader:
             yield decision.committed(lines, segments, commits=self.commits)
 
     def _scan(self, number: int, held: list[tuple[Lines, Int32s]] | None) -> RangeSummary:
-        """Scan a range, and add its lines to `held` if that is given and the range is small enough."""
+        """Scan a range. Adds its lines to `held`, if given, unless the range is too long to hold."""
         scan = self._scan_of(number)
         if held is not None:
             held.clear()
@@ -110,7 +111,10 @@ class _SharedScans:
     resolve: Callable[[Sequence[RangeSummary]], list[RangeDecision]]
 
     def decided(self, number: int) -> RangeDecision:
-        """Return the decision about a range, once all are scanned. Raises OSError if the folder cannot be used."""
+        """Return the decision about a range. Waits until all ranges are scanned.
+
+        Raises OSError if the folder cannot be used.
+        """
         _open_folder(self.folder)
         done = self.folder / "decided"
         if not done.exists():
@@ -124,7 +128,7 @@ class _SharedScans:
         return msgspec.json.decode(self._decision(number).read_bytes(), type=RangeDecision)
 
     def _scan_missing(self, own: int) -> None:
-        for wait in (False, True):  # At last, wait for the scans that others have begun, and may have failed to end.
+        for wait in (False, True):  # The second pass waits for scans of other tasks, and repeats failed ones.
             for number in (*range(own, self.count), *range(own)):
                 path = self._path(number)
                 if not path.exists():
@@ -140,7 +144,7 @@ class _SharedScans:
 
     @contextlib.contextmanager
     def _lock(self, name: str, *, wait: bool) -> Iterator[bool]:
-        """Hold a lock, which the process's end releases. Yields False if another process holds it and not `wait`."""
+        """Hold a file lock, which ends with the process. Without `wait`, yields False if another process holds it."""
         with (self.folder / f"{name}.lock").open("ab") as file:
             is_held = False
             with contextlib.suppress(BlockingIOError):

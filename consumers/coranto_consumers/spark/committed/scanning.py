@@ -1,8 +1,9 @@
 """Scanning of ranges by tasks, and summaries of scans for the driver or other tasks.
 
 A sequenced read gives each row a number, its *piece*: the range's number in the plan, and in the lower bits the row's
-segment (`coranto.messages.columnar`). After the rows of a range comes one with its summary, which holds an outline, and
-so does not grow with the number of transactions. The driver decides the clocks of pieces that are *not* committed.
+segment (`coranto.messages.columnar`). The rows of a range are followed by a row with the range's summary. The summary
+has an outline, so its size does not grow with the number of transactions. From summaries, the driver finds the pieces
+that are not committed as a whole, and their committed clocks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SEGMENT_BITS: Final = 32
 _NO_BOUND: Final = (1 << 63) - 1
 
 _PLAIN_BYTES: Final = 512
-"""Longer content is compressed."""
+"""The maximum bytes of an uncompressed summary. Longer summaries are compressed."""
 
 
 def piece_of(number: int, segment: Any) -> Any:
@@ -43,11 +44,11 @@ class RangeSummary(NamedTuple):
     rows: int
     """The number of rows in the range: messages, including those that a replay ignores, and blank rows."""
     first: int
-    """The offset of the first row. Without rows, the range's begin, as `end`."""
+    """The offset of the first row. Without rows, `first` and `end` are the range's begin."""
     end: int
     outline: Outline = Outline()
     border_rows: tuple[int, ...] = ()
-    """The numbers of rows of the outline's border segments."""
+    """The row counts of the outline's border segments."""
     inner_rows: int = 0
     """The number of other rows that are committed independently of other ranges, if `is_counted`."""
     is_counted: bool = True
@@ -68,7 +69,7 @@ class RangeSummary(NamedTuple):
             raise CorruptData(problem) from error
 
     def committed_rows(self, limits: Sequence[Limit]) -> int | None:
-        """Return the number of committed rows, given the limits of all segments. None if only the rows can tell."""
+        """Return the number of committed rows, given the limits of all segments. None if rows must be counted."""
         rows = dict(zip((number for number, _ in self.outline.border), self.border_rows, strict=True))
         for limit in limits:
             if limit.segment in rows:
@@ -94,7 +95,7 @@ class RangeSummarizer:
     def segments(
         self, content: JournalContent, framing: ReadFraming, max_messages: int | None = None
     ) -> Iterator[tuple[Lines, Int32s]]:
-        """Yield the messages, with the segment of each. Blank rows count for `max_messages`, too."""
+        """Yield the messages, with the segment of each. Blank rows also count towards `max_messages`."""
         replay = self._numbered.replay
         for lines in read_lines(content, self._numbered.range, framing):
             if max_messages is not None and self._rows + len(lines) > max_messages:
@@ -122,7 +123,7 @@ class RangeSummarizer:
             yield lines.where(counts), np.where(segment < 0, segment, piece_of(self._numbered.number, segment))
 
     def summary(self, misfits: int = 0) -> RangeSummary:
-        """Return the summary of all lines so far. `misfits` is their number of messages that do not fit."""
+        """Return the summary of all lines so far. `misfits` is the number of messages that do not fit."""
         segments = self._scanner.segments()
         found = outline(segments, acknowledged=self._numbered.commits)
         counts: Int64s = np.zeros(len(segments), dtype=np.int64)
@@ -145,7 +146,7 @@ class RangeSummarizer:
 
 
 def summary_rows(summaries: Sequence[tuple[str, RangeSummary]]) -> tuple[Lines, Int64s]:
-    """Return summaries of ranges, at least one, with their journals, as rows with pieces."""
+    """Convert range summaries (at least one, each with its journal) to rows with pieces."""
     count = len(summaries)
     rows = Lines(
         summaries[0][0],

@@ -1,12 +1,13 @@
-"""The driver's part of sequencing: decide from summaries of ranges about commits, and where to continue.
+"""The driver's part of sequencing: it decides from range summaries which messages are committed.
 
-The messages of an open transaction are read again when its acknowledgement arrives (`columnar.py`, Replay). If that is
-much, a consumer continues in three steps, and so delivers messages in the order of their commits:
+The messages of an open transaction are read again when its acknowledgement arrives (`columnar.py`, Replay). If they are
+too much for one consumer transaction, the consumer takes three steps, which keep the order of commits:
 
-1. It processes the journal up to the acknowledgement, without it.
-2. It **replays parts** of the producer's pending messages, one in each consumer transaction. The checkpoint still ends
-   before the acknowledgement, but pending messages now begin after the part, and its last clock is the producer's.
-3. The rest, which is small enough, is delivered with the content after the acknowledgement.
+1. It processes the journal up to, but not including, the acknowledgement.
+2. It **replays parts** of the producer's pending messages, one part in each consumer transaction. The checkpoint still
+   ends before the acknowledgement, but the producer's pending messages now begin after the part, and its `last_ack` is
+   the part's last clock.
+3. Once the rest is small enough, it is delivered with the content after the acknowledgement.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class RangeDecision(NamedTuple):
     limits: tuple[Limit, ...]
     """The committed rows of segments that are not committed as a whole."""
     acknowledged: tuple[SegmentCommit, ...]
-    """The offsets of the acknowledgements that committed segments. All of them only if they were scanned for that."""
+    """The offsets of the acknowledgements that committed segments. Complete only after a scan with `commits`."""
 
     def committed(self, lines: Lines, segments: Int32s, *, commits: bool) -> Lines:
-        """Return the committed lines of the range. With `commits`, they have the offsets that committed them."""
+        """Return the committed lines of the range. With `commits`, lines include the offsets that committed them."""
         chosen = limited_mask(segments, self.limits, lines.clocks)
         if commits:
             lines = replace(lines, commits=commit_offsets(segments, self.acknowledged, lines.begins))
@@ -50,13 +51,13 @@ class RangeDecision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sequenced:
-    """The result for one journal. If `replay` is set, it is not final: read its range, and sequence again with that."""
+    """The result for one journal. If `replay` is set, it is not final: scan that range, and sequence again with it."""
 
     source: Source
     decisions: Mapping[int, RangeDecision]
-    """By the ranges' numbers."""
+    """Decisions by range number."""
     messages: int | None
-    """The number of committed messages. None if only the rows can tell."""
+    """The number of committed messages. None if rows must be counted."""
     resets: tuple[ClockReset, ...]
     replay: tuple[Range, States] | None
     acknowledged: Mapping[ProducerId, int]
@@ -108,7 +109,7 @@ def decided(
     limits: Sequence[tuple[Limit, ...]],
     acknowledged: Sequence[tuple[SegmentCommit, ...]],
 ) -> tuple[dict[int, RangeDecision], int | None]:
-    """Return the decisions about ranges, and the number of committed messages. None if only the rows can tell."""
+    """Return the decisions by range number, and the number of committed messages: None if rows must be counted."""
     counts = [summary.committed_rows(found) for summary, found in zip(summaries, limits, strict=True)]
     decisions = (RangeDecision(*each) for each in zip(limits, acknowledged, strict=True))
     numbers = [summary.number for summary in summaries]
@@ -117,7 +118,7 @@ def decided(
 
 
 def warn_of_resets(journal: str, sequenced: Sequenced) -> None:
-    """Log acknowledgements that are below an earlier one of their producer."""
+    """Log acknowledgements with a clock below an earlier acknowledgement of their producer."""
     for reset in sequenced.resets:
         _log.warning("producer.reset", journal=journal, producer=reset.producer.hex(), offset=reset.offset)
 
@@ -144,7 +145,7 @@ class LongTransaction:
     acknowledged_at: int
 
     def acknowledgement(self, head: int) -> Range:
-        """Return the range of the acknowledgement alone, in a journal that ends at `head`."""
+        """Return a range with only the acknowledgement, in a journal that ends at `head`."""
         return Range(self.journal, self.acknowledged_at, self.acknowledged_at + 1, head)
 
     def part(self, source: Source, max_bytes: int) -> Range:
@@ -155,7 +156,7 @@ class LongTransaction:
 
 
 def find_long(journal: str, source: Source, sequenced: Sequenced, max_bytes: int) -> LongTransaction | None:
-    """Return the transaction acknowledged first among those with more than `max_bytes` to read again, if any."""
+    """Return the first acknowledged transaction that has more than `max_bytes` to read again, if any."""
     if sequenced.replay is None:
         return None
     _, producers = sequenced.replay
@@ -168,7 +169,7 @@ def find_long(journal: str, source: Source, sequenced: Sequenced, max_bytes: int
 
 
 class LongTransactions:
-    """The long transactions that a consumer has found and not delivered yet: at most one for each journal."""
+    """The long transactions that a consumer has found and not delivered yet: at most one per journal."""
 
     def __init__(self) -> None:
         self._met: dict[str, LongTransaction] = {}
@@ -182,14 +183,14 @@ class LongTransactions:
             self._met[each.journal] = each
 
     def ends(self, ends: Mapping[str, int]) -> dict[str, int]:
-        """Return the present end offsets for reading journals, at most `ends`."""
+        """Return the end offsets of the next reads: `ends`, or the acknowledgement of a long transaction if earlier."""
         return {
             journal: min(end, self._met[journal].acknowledged_at) if journal in self._met else end
             for journal, end in ends.items()
         }
 
     def due(self, sources: Sources, max_bytes: int) -> LongTransaction | None:
-        """Return a transaction with a part to replay now. Forgets ones with at most `max_bytes` left to read."""
+        """Return a transaction with a part to replay now, if any. Drops transactions with at most `max_bytes` left."""
         for journal, long in list(self._met.items()):
             source = sources[journal]
             if source.read_through < long.acknowledged_at:
@@ -203,7 +204,7 @@ class LongTransactions:
 
 
 def sequence_part(long: LongTransaction, source: Source, acknowledgement: RangeSummary, parts: Summaries) -> Sequenced:
-    """Sequence the ranges of a part. `source` is the state before it. Raises CorruptData as `sequence` does."""
+    """Sequence the ranges of a part. `source` is the state before the part. Raises CorruptData as `sequence` does."""
     end = read_end(long.journal, min(part.begin for part in parts), parts)
     summaries = [parts[part] for part in sorted(parts)]
     resolution = resolve_outlines(

@@ -1,8 +1,9 @@
 """The content of a batch of a streaming query: the offsets of its sources, and the names of files.
 
-A number alone does not identify a batch: a query whose checkpoint is restored, or lost its last files in a crash, plans
-its last batches again, and they may cover more, or less. When Spark only repeats a batch, it uses the recorded offsets,
-so equal texts mean equal content. Offsets of Spark's file source are positions in its own list of files.
+A number alone does not identify a batch: a query whose checkpoint was restored, or lost its last files in a crash,
+plans its last batches again, possibly with other content. If Spark only repeats a batch, it uses the recorded offsets,
+so equal records mean equal content. Spark's file source needs the names of files, because its offsets are positions in
+its own list of files.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from coranto.errors import CorruptData, InvalidInput
 
 _MAX_TEXT: Final = 32 << 10
-"""The longest record of a batch, in characters. A longer record has a digest instead of the files or offsets."""
+"""The maximum length of a batch's record in characters. A longer record omits the files, or files and offsets."""
 _FILE_OFFSET: Final = "logOffset"
 _QUERY: Final = "sql.streaming.queryId"
 _ENDING_TRIGGERS: Final = frozenset({"AvailableNowTrigger", "OneTimeTrigger"})
@@ -35,7 +36,7 @@ class BatchContent:
     end: tuple[Any, ...]
     files: tuple[str, ...] = ()
     digest: str | None = None
-    """The digest of the offsets and files, if they are too long to be kept."""
+    """The digest of the offsets and files in a record, which may omit these. None for content without a record."""
 
     def to_text(self) -> str:
         digest = self.digest or self._digest()
@@ -72,7 +73,7 @@ class BatchDifference:
     lost: tuple[str, ...] = field(default=())
     """Content of the batch that is not committed. It is lost if the batch is skipped."""
     twice: tuple[str, ...] = field(default=())
-    """Committed content that is not in the batch. It comes again in the following batches."""
+    """Committed content that is not in the batch. The following batches contain it again."""
 
     def __bool__(self) -> bool:
         return bool(self.lost or self.twice)
@@ -84,10 +85,10 @@ class BatchDifference:
 
 
 def difference(now: BatchContent, committed: BatchContent, batches: int = 1) -> BatchDifference:
-    """Compare a batch with the last committed one; `batches` are committed from this one on.
+    """Compare a batch with the last committed batch. `batches` is the number of committed batches from this one on.
 
-    If there are several, the ones after it, which are skipped as well, may have the content that it lacks. It may also
-    have files of committed batches before the last, which are not recorded.
+    If it is more than 1, the following batches, which are skipped as well, may have the content that this batch lacks.
+    This batch may also have files of earlier committed batches, which are not recorded.
     """
     lost, twice = [], []
     for source, (begin, end) in enumerate(zip(now.begin, now.end, strict=True)):
@@ -121,7 +122,7 @@ def ends_of(content: BatchContent) -> str:
 
 
 def older_checkpoint(number: int, batches: int, known: str, found: BatchDifference, last: BatchContent | None) -> str:
-    """Return the error message for a batch of a checkpoint that is some batches older than the store."""
+    """Return the error message for a query whose checkpoint is `batches` batches older than the store."""
     end = number + batches - 1
     what = f"with other content, and is the last one there: the query's checkpoint is {batches} batch"
     then = f"{found}"
@@ -147,13 +148,13 @@ class RunningQuery:
 
     id: str
     ends_by_itself: bool
-    """True for a query that ends after the data that was present when it began."""
+    """True for a query that ends after it has processed the data that was present at its start."""
     _session: SparkSession
     _execution: Any
 
     @classmethod
     def of(cls, batch: DataFrame) -> RunningQuery:
-        """Return the query of a batch. Raises InvalidInput."""
+        """Return the query that runs a batch. Raises InvalidInput."""
         session = batch.sparkSession
         try:
             found = session.sparkContext.getLocalProperty(_QUERY)
@@ -231,7 +232,7 @@ def _is_of_files(offset: Any) -> bool:
 
 
 def _numbers(value: Any, name: str | None = None) -> Iterator[tuple[str | None, int]]:
-    """Yield the numbers in an offset, with their paths, if any. A journal's position yields only its offset."""
+    """Yield the integers in a source's offset, with their JSON paths, if any. A journal position yields one offset."""
     if isinstance(value, int) and not isinstance(value, bool):
         yield name, value
     elif isinstance(value, Mapping):

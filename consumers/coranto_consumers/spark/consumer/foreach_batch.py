@@ -1,4 +1,4 @@
-"""`exactly_once`: a function for `foreachBatch` whose effects on a store and on journals happen once.
+"""`exactly_once`: makes a function for `foreachBatch` with exactly-once effects on a store and on journals.
 
 ::
 
@@ -9,10 +9,10 @@
     write = exactly_once("postgresql://…", delays, name="delays")
     query = frame.writeStream.foreachBatch(write).option("checkpointLocation", "/srv/checkpoints/delays").start()
 
-Spark repeats the last batch of a query that ended before Spark recorded it. Here a batch commits in one transaction of
-the store with its number and content (`batch_content.py`), under a fence: a repeated batch is skipped, and a query
-whose successor has started cannot commit. The store knows the query by the id in its checkpoint: another checkpoint
-counts batches from 0, so it is rejected under the same name.
+If a query ends before Spark has recorded its last batch, Spark repeats the batch. So each batch commits in one
+transaction of the store with its number and content (`batch_content.py`), under a fence: a repeated batch is skipped,
+and a query whose successor has started cannot commit. The store identifies a query by the id in its checkpoint. A query
+with another checkpoint counts batches from 0, so it is rejected under the same name.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def exactly_once(
     on_progress: OnProgress | None = None,
     hooks: Hooks | None = None,
 ) -> Callable[[DataFrame, int], None]:
-    """Return a function to give to `foreachBatch`. It commits the outputs of each batch exactly once.
+    """Return a function for `foreachBatch` that commits the outputs of each batch exactly once.
 
     `store` is a SQLAlchemy URL, a URL like `iceberg://lake/shop.orders`, or an `IcebergStore`. `outputs` makes the
-    outputs of a batch's rows. It may be called several times for a batch, and must have no side effects (as
-    `Application.outputs`). Before the fence is raised, it is called with a batch without rows, to compare the outputs
+    outputs of a batch's rows. It may be called several times for a batch, and must have no side effects (like
+    `SparkApplication.outputs`). Before the fence is raised, it is called with an empty batch, to compare the outputs
     with their tables. `name` is the query's identity in the store: a starting query fences off a running one with the
     same name. `client` is needed to publish to journals. `first_batch` is the number of the first batch that the query
-    commits in this store; it is not 0 if the query ran without the store before.
+    commits in this store; it is above 0 if the query ran without this store before.
 
     While a store, a broker or a fragment store is unavailable, or after a conflict of transactions, the batch is
     retried under the same fence. Queries that end by themselves (trigger `availableNow` or `once`) retry for
@@ -80,16 +80,16 @@ def exactly_once(
     each batch, and at each failure that is retried. Its report counts batches since the fence was raised (as
     transactions), and has neither rows nor offsets.
 
-    The options in `OF_BATCHES` apply. `misfits` decides about rows that the store rejects: they end the query with
-    RejectedRow, become null in nullable columns (`MisfitPolicy.NULLS`; `outputs` is called again), or become
-    `DeadLetters` in the same transaction, as lines of JSON. Errors, the log and dead letters name a message by journal
-    and offset if the batch has these columns of `format("journal")`, otherwise by the batch and the row's number in it,
-    from 0.
+    The options in `OF_BATCHES` apply. `misfits` is the policy for rows that the store rejects: they end the query with
+    RejectedRow, or their nullable columns become null (`MisfitPolicy.NULLS`; `outputs` is called again), or they become
+    `DeadLetters` in the same transaction, as lines of JSON. Errors, the log and dead letters identify a message by
+    journal and offset if the batch has these columns of `format("journal")`, otherwise by the batch and the row's
+    number in it, from 0.
 
     The function raises Fenced when another query has taken the name, InvalidInput for outputs that do not fit and for a
     query with another checkpoint, BatchChanged for a batch whose number is committed with other content,
-    ConsumerChanged when the checkpoint records other outputs or another store (`accept_changes` takes the code that it
-    names), Unavailable when the query is stopped while it waits, and errors of the store and brokers that are permanent
+    ConsumerChanged when the checkpoint records other outputs or another store (`accept_changes` takes the code in the
+    error), Unavailable when the query is stopped while it waits, and errors of the store and brokers that are permanent
     or outlast the retries. The query then ends, and may be started again. With `fail_on_data_loss=False`, a batch that
     differs is skipped, and the loss is logged (`batch.content_lost`).
     """
@@ -114,9 +114,9 @@ class _Batches:
     _first_batch: int
     _on_progress: OnProgress
     _query: str | None = None
-    """The query whose fence was raised. None before the first batch, and after an error that ended a query."""
+    """The id of the query that holds the fence. None before the first batch, and after an error that ended a query."""
     _is_restored: bool = False
-    """True while the fields below agree with the store: until a batch fails."""
+    """True while the fields below agree with the store. False after a batch has failed."""
     _next: int = 0
     _last: BatchContent | None = None
     _outages: Outages = field(init=False)
@@ -137,7 +137,7 @@ class _Batches:
                     f"the query was stopped while batch {number} of {name} waited for {store} or for "
                     "brokers. Spark repeats the batch when the query is started again"
                 )
-                stopped.outcome = Outcome.UNKNOWN  # A commit whose answer was lost may have been applied.
+                stopped.outcome = Outcome.UNKNOWN  # A commit whose response was lost may have been applied.
                 raise stopped
             self._query = query.id
 
@@ -165,11 +165,11 @@ class _Batches:
         return report
 
     def _skip_committed(self, number: int, content: BatchContent) -> None:
-        """Skip a batch whose number is committed. Raises BatchChanged if that loses something."""
+        """Skip a batch whose number is committed. If losses are errors, raises BatchChanged for other content."""
         name, store = self._owner.name, self._owner.store.name
         batches = self._next - number
         last = self._last
-        if batches == 1 and last is None:  # An older version, without records of batches, has committed it.
+        if batches == 1 and last is None:  # Committed by an older version, which did not record content.
             _log.warning("batch.committed_before", name=name, batch=number, content="unknown")
             return
         if batches == 1 and last is not None and content.is_same(last):
@@ -186,7 +186,7 @@ class _Batches:
             _log.warning("batch.committed_before", name=name, batch=number, content="unknown")
 
     def _begin(self, query: str, number: int, batch: DataFrame) -> None:
-        """Raise the fence, or resume under it. Compare before that: InvalidInput must not fence off another process."""
+        """Raise the fence, or resume under it. Compares outputs first: an error must not fence off another query."""
         name, store = self._owner.name, self._owner.store.name
         key = _PREFIX + query
         owner, is_first = self._owner, not self._owner.has_fence

@@ -41,9 +41,9 @@ class SparkConsumerMetrics:
         self._before: ConsumeReport | None = None
 
     def observe(self, report: ConsumeReport) -> None:
-        """Update the metrics by the progress of a run. The counts of a new run begin at zero again."""
+        """Update the metrics from a run's progress. The report of a new run starts at zero again."""
         before = self._before
-        if before is not None and before.fence not in (report.fence, 0):  # 0: the fence was not raised yet.
+        if before is not None and before.fence not in (report.fence, 0):  # 0: the new run has not raised the fence yet.
             before = None
         self._outage.set(report.outage_seconds)
         for name, metric in self._counters.items():

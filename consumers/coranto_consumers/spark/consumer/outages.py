@@ -1,7 +1,7 @@
 """Retries of a Spark consumer while a store, broker or fragment store is unavailable.
 
-The consumer continues from its last commit under its fence, and never raises it again: that would fence off another
-instance that has started in between. A commit may have been applied although its answer was lost (`RunCommits`).
+The consumer continues from its last commit under its fence. It never raises the fence again, because that would fence
+off an instance that has started in the meantime. A commit whose response was lost may have been applied (`RunCommits`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Outages:
-    """The retries of one run. `report` gets the progress at each failure. The outage may make it fail, too."""
+    """The retries of one run. `report` gets the progress at each failure. It may fail itself because of the outage."""
 
     consumer: str
     policy: RetryPolicy
@@ -41,7 +41,7 @@ class Outages:
         self._retry = Retry(replace(self.policy, seed=seed))
 
     def progressed(self) -> bool:
-        """Record progress, which ends an outage. Returns True if there was one."""
+        """Record progress, which ends an outage. Returns True if there was an outage."""
         if not self._retry.failures:
             return False
         seconds = self._retry.seconds(self.monotonic())
@@ -52,7 +52,7 @@ class Outages:
     def run(
         self, attempt: Callable[[], T], known: Callable[[], ConsumeReport], stop: Callable[[], bool] = lambda: False
     ) -> T | None:
-        """Call `attempt` until it succeeds, or `stop` returns True: then return None. `known` returns the progress."""
+        """Call `attempt` until it succeeds. Returns None once `stop` returns True. `known` returns the progress."""
         while True:
             try:
                 with errors_of_tasks():

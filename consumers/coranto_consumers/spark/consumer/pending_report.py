@@ -1,4 +1,4 @@
-"""Reports of transactions that stay open: once one commits, everything since its first message is read again."""
+"""Reports on long-open transactions: when one commits, all content since its first message is read again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OldestTransaction:
-    """The oldest transaction that producers have open in a journal, by a consumer's checkpoint."""
+    """The oldest open transaction in a journal, according to a consumer's checkpoint."""
 
     journal: str
     producer: ProducerId
@@ -29,9 +29,9 @@ class OldestTransaction:
     bytes_read_again: int
     """The processed content since `begin`, in bytes. It is read again once the transaction is committed."""
     checkpoints: int
-    """The number of this run's checkpoints of the journal that include it."""
+    """The number of this run's checkpoints of the journal with this open transaction."""
     seconds: float
-    """The time since this run first saw it."""
+    """The seconds since this run first saw the transaction."""
 
 
 class OldestTransactions:
@@ -43,7 +43,7 @@ class OldestTransactions:
         self._states: dict[str, Source] = {}
         self._since: dict[str, float] = {}
         self._open: dict[str, OldestTransaction] = {}
-        self._next: dict[str, tuple[float, float]] = {}  # The bytes and seconds of the next warning.
+        self._next: dict[str, tuple[float, float]] = {}  # The thresholds of the next warning: bytes and seconds.
 
     def observe(self, sources: Sources) -> tuple[OldestTransaction, ...]:
         """Record a checkpoint's states, and return the oldest open transaction of each journal."""
@@ -64,7 +64,7 @@ class OldestTransactions:
             return
         begin, producer = min(pending)
         before = self._open.get(journal)
-        # A transaction that is delivered in parts begins elsewhere each time.
+        # The begin of a transaction moves when a part of it is delivered.
         if before is None or (before.begin, before.producer) != (begin, producer):
             self._since[journal], self._next[journal] = now, (self._max_bytes, _LONG_SECONDS)
             before = None
@@ -106,7 +106,7 @@ def log_long_transactions(found: Iterable[LongTransaction], sources: Sources, ma
 
 
 def too_long_for(long: LongTransaction, sources: Sources, max_bytes: int) -> InvalidInput:
-    """Return the error for a set of messages that is longer than a consumer transaction, which must not split it."""
+    """Return the error for messages that do not fit a consumer transaction and must not be split (`atomic`)."""
     begin = sources[long.journal].producers[long.producer].begin
     size = long.acknowledged_at - begin
     return InvalidInput(

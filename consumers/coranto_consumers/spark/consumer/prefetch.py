@@ -1,7 +1,7 @@
 """Prefetch: plan and read the next transaction's input while one transaction commits.
 
-The input is used only if the next plan is equal: the same ranges, from the same states. So prefetch never changes the
-result. A run without an end lists the journals again once it has read all: prefetch does that, too.
+The input is used only if the next transaction's plan is equal: the same ranges, from the same states. So prefetch never
+changes the result. A service lists the journals again once it has caught up; prefetch does this, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PlannedInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NextInput(Generic[T]):
-    """The input of the expected next plan. Entering `reading` reads it."""
+    """The input of the expected next plan. Entering `reading` reads the input."""
 
     planned: PlannedInput
     reading: AbstractContextManager[T]
@@ -57,12 +57,12 @@ class Prefetcher(Generic[T]):
         self._ahead = following, self._pool.submit(_entered, following)
 
     def extents(self) -> Extents | None:
-        """Return the content of the journals, if the prefetch has listed them. Waits for its plan."""
+        """Return the content of the journals, if the prefetch has listed them. Waits for the prefetched plan."""
         found = self._next()
         return None if found is None else found.extents
 
     def take(self, wanted: PlannedInput) -> AbstractContextManager[T] | None:
-        """Return the prefetched input if its plan equals `wanted`, else None. Entering it waits for its reading."""
+        """Return the prefetched input if its plan equals `wanted`, else None. Entering it waits until it is read."""
         if self._ahead is None:
             return None
         _, read = self._ahead
@@ -74,7 +74,7 @@ class Prefetcher(Generic[T]):
         return _taken(read)
 
     def _next(self) -> NextInput[T] | None:
-        """Return the prefetched plan. An error of planning is dropped, because the transaction plans again."""
+        """Return the prefetched plan. Planning errors are dropped, because the transaction then plans again."""
         if self._ahead is None or self._ahead[0].exception() is not None:
             return None
         return self._ahead[0].result()
@@ -95,7 +95,7 @@ class Prefetcher(Generic[T]):
 
 
 def _entered(following: Future[NextInput[T] | None]) -> tuple[T, ExitStack] | None:
-    found = following.result()  # It was planned before, in the same thread.
+    found = following.result()  # Done: the pool's only thread has run the plan before.
     if found is None:
         return None
     stack = ExitStack()

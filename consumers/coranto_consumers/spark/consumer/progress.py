@@ -35,7 +35,7 @@ class Hooks:
     """Hooks that a consumer calls while it runs. An exception from a hook ends the consumer there, as a crash would."""
 
     def reached(self, step: Step) -> None:
-        """Handle that the consumer has just completed `step`."""
+        """Handle the completion of `step`."""
 
     def commit(self, connection: Connection) -> None:
         """Commit the SQL transaction."""
@@ -59,7 +59,7 @@ class ConsumeReport:
     messages: int
     """Committed content messages that were processed."""
     records_read: int
-    """Messages that were read: these, and duplicates, acknowledgements, and pending or rolled back ones."""
+    """Records that were read: these messages, duplicates, acknowledgements, and pending or rolled back messages."""
     published: int
     """Messages that were published and acknowledged."""
     offsets: Mapping[str, int]
@@ -67,7 +67,7 @@ class ConsumeReport:
     heads: Mapping[str, int]
     """Write heads of the source journals. During a run: the heads to catch up with. At its end: the latest heads."""
     replayed_intents: int
-    """The number of journals that got acknowledgements of the restored checkpoint again."""
+    """The number of journals whose acknowledgements in the restored checkpoint were appended again."""
     fence: int
     misfits: int = 0
     """Processed messages that do not fit the application's columns: dead letters, or nulls."""
@@ -116,7 +116,7 @@ def catching_up(log: Log | None = None) -> Iterator[OnProgress]:
 
 
 def waits_for(report: ConsumeReport) -> str:
-    """Describe the open transaction with most content to read again, if it outlasts some checkpoints."""
+    """Describe the transaction with the most content to read again among those open over several checkpoints."""
     lasting = [each for each in report.open_transactions if each.checkpoints >= _SOME_CHECKPOINTS]
     if not lasting:
         return ""
@@ -141,7 +141,7 @@ class PhaseTimes:
         """The phases to trace, with the times of their ends."""
 
     def ended(self, phase: str) -> None:
-        """Record that a phase has ended, and the next one begins."""
+        """Record the end of a phase, which is the begin of the next one."""
         now = self._monotonic()
         self._seconds[phase] = now - self._last
         self._last = now
@@ -150,7 +150,7 @@ class PhaseTimes:
 
     @contextmanager
     def traced(self) -> Iterator[TraceSpan | None]:
-        """Run the transaction in its span, which ends with the block. None without traces."""
+        """Run the block in the transaction's trace span, which ends with the block. Yields None without tracing."""
         if self._tracer is None:
             yield None
             return

@@ -1,11 +1,12 @@
-"""Finds messages, and rows of batches, that the store rejects, and treats them as `misfits` decides.
+"""Search for messages, and rows of batches, that the store rejects, and their treatment by the policy `misfits`.
 
 A database reports that it rejects a row of a transaction, but not the message that the row comes from. So the search
 writes parts of the transaction, in transactions of the store that are rolled back (`outputs.rejections`).
 
-Two columns with places identify messages. Rows with the same place are treated together. If the source of a batch is
-not journals, its rows are numbered from 0, in the order of `batch.collect()`. The executors evaluate such a batch again
-and keep its rows, because each evaluation may return another order. If an executor loses its part, the batch fails.
+Two columns, with journal and offset, identify messages. Rows with the same place are treated together. If a batch has
+no such columns, its rows are numbered from 0, in the order of `batch.collect()`. The executors evaluate this batch once
+more and keep its rows, because each evaluation may return another order. If an executor loses its part, the batch
+fails.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from coranto_consumers.spark.inputs.input_reader import Input
 
 _MAX_LOGGED: Final = 10
 _FOUND_BEFORE_FAILING: Final = 8
-"""The number of rejected messages to find before reporting the first one: the search may find later ones earlier."""
+"""The number of rejected messages to find before the first one is reported: the search may not find them in order."""
 _JOURNAL, _OFFSET, _NULLS, _MARK = (f"_coranto_{name}" for name in ("journal", "offset", "nulls", "mark"))
 
 _log = structlog.get_logger(__name__)
 
 
 class MessagePlace(NamedTuple):
-    """The place of a message; or of a row in a batch, whose name is then in `journal`."""
+    """The place of a message. For a row of a batch, `journal` is the batch's name, and `offset` the row's number."""
 
     journal: str
     offset: int
@@ -77,8 +78,9 @@ class Rejections:
     def treatments(self, committed: DataFrame, kept: Collection[str], problem: RejectedRow) -> Treatments:
         """Return the messages that the store rejects, with the treatment of each by the policy.
 
-        `problem` rejects all messages together. Columns in `kept` are never set to null. Raises RejectedRow, with the
-        place, for a message that the policy forbids, and `problem` if no single message causes it.
+        `problem` is the rejection of all messages together. Columns in `kept` are never set to null. Raises
+        RejectedRow, with the place, for a message that the policy forbids, and `problem` if no single message causes
+        it.
         """
         places = self._places_in(committed)
 
@@ -120,7 +122,7 @@ class Rejections:
     def _nulls(
         self, committed: DataFrame, kept: Collection[str], rejected: Mapping[MessagePlace, RejectedRow]
     ) -> Treatments:
-        """Return the columns to set to null in each rejected message. Raises RejectedRow if that does not help."""
+        """Return the columns to set to null in each rejected message. Raises RejectedRow if nulls are rejected, too."""
         columns = [name for name in committed.columns if name not in kept]
         treatments: Treatments = dict.fromkeys(rejected)
         for place, problem in rejected.items():
@@ -139,7 +141,7 @@ class Rejections:
         return self.reject(Outputs(outputs.tables, (), outputs.sql))
 
     def _places_in(self, committed: DataFrame) -> list[MessagePlace]:
-        """Return the places of messages, in order. Several rows may have the same one."""
+        """Return the distinct places of messages, in order."""
         journal, offset = self.places.journal, self.places.offset
         table = committed.select(column_named(journal).alias(_JOURNAL), column_named(offset).alias(_OFFSET)).toArrow()
         table = table.group_by([_JOURNAL, _OFFSET]).aggregate([])
@@ -153,7 +155,7 @@ class Rejections:
 
 
 def treated(frame: DataFrame, treatments: Treatments, places: PlaceColumns) -> DataFrame:
-    """Return messages without the left-out ones, with nulls set in others."""
+    """Return messages with treatments applied: some are left out, and columns of others are set to null."""
     if not treatments:
         return frame
     joined = _marked(frame, treatments, places).where(F.col(_MARK).isNull() | F.col(_NULLS).isNotNull())
@@ -178,9 +180,9 @@ def left_out(frame: DataFrame, treatments: Treatments, places: PlaceColumns, col
 
 
 def without_rejected(read: Input, rejections: Rejections, problem: RejectedRow) -> Input:
-    """Return an input without the messages that the store rejects, or with nulls in them, as `Rejections` decides.
+    """Return an input without the messages that the store rejects, or with nulls in them, as the policy decides.
 
-    Raises RejectedRow for one that the policy forbids.
+    Raises RejectedRow for a message that the policy forbids.
     """
     if read.batch:
         return _batch_without_rejected(read, rejections, problem)
@@ -226,7 +228,7 @@ _FEWER: Final = "have the source plan smaller batches"
 _PARSED: Final = PlaceColumns(fewer=_FEWER)
 _UNPARSED: Final = PlaceColumns("journal", "offset", fewer=_FEWER)
 _UNPARSED_ONLY: Final = "next_offset"
-"""A column that only unparsed journals have: `journal` and `offset` alone may be columns of anything."""
+"""A column that only unparsed reads of journals have. Other sources may have columns `journal` and `offset`, too."""
 _NUMBERED: Final = PlaceColumns("_coranto_batch", "_coranto_row", are_rows=True, fewer=_FEWER)
 _PART, _SHIFT = "_coranto_part", "_coranto_shift"
 _ROW_BITS: Final = 33
@@ -253,7 +255,7 @@ def _batch_without_rejected(read: Input, rejections: Rejections, problem: Reject
 
 
 def _places_of(batch: DataFrame) -> PlaceColumns:
-    """Return the batch's columns with the places of messages. Without them, its rows have to be numbered."""
+    """Return the columns with the places of the batch's messages, or `_NUMBERED` if rows have to be numbered."""
     types: dict[str, DataType] = {each.name: each.dataType for each in batch.schema}
     for places in (_PARSED, _UNPARSED):
         if places is _UNPARSED and not isinstance(types.get(_UNPARSED_ONLY), LongType):
@@ -265,7 +267,7 @@ def _places_of(batch: DataFrame) -> PlaceColumns:
 
 
 def _numbered(batch: DataFrame) -> DataFrame:
-    """Return a batch whose rows are numbered from 0. The executors keep it, so it is not evaluated again."""
+    """Number the rows of a batch from 0. The executors keep the result, so that it is not evaluated again."""
     number, part = F.col(_NUMBERED.offset), F.shiftright(_NUMBERED.offset, _ROW_BITS)
     kept = batch.withColumn(_NUMBERED.offset, F.monotonically_increasing_id()).localCheckpoint()
     counts = sorted((row[0], row[1]) for row in kept.groupBy(part).count().collect())

@@ -1,4 +1,4 @@
-"""One attempt of a consumer's run: it processes journals in transactions, from the committed checkpoint on."""
+"""One attempt of a consumer's run, which processes journals in transactions, from the committed checkpoint on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ Prefetch = Callable[[Input], None]
 
 @dataclass(slots=True)
 class Run:
-    """One attempt of a run, as of its last commit. Call `begin` once, then `catch_up` for content of the journals."""
+    """One attempt of a run, with the state as of its last commit. Call `begin` once, then `catch_up` any number of
+    times."""
 
     _application: SparkApplication
     _options: ConsumerOptions
@@ -53,7 +54,7 @@ class Run:
     _owner: Owner
     _open_transactions: OldestTransactions
     _progress: Callable[[], ConsumeReport]
-    """Returns the progress as of the last commit, of earlier attempts, too."""
+    """Returns the run's progress as of the last commit, including earlier attempts."""
     _on_progress: OnProgress
     _outages: Outages
     _client: SyncJournalClient
@@ -65,7 +66,7 @@ class Run:
     _recorded: frozenset[str] = frozenset()
     """The journals in the checkpoint."""
     _has_new_ids: bool = False
-    """True if the checkpoint lacks the ids of journals."""
+    """True if the checkpoint lacks ids of journals that are known now."""
     _times: PhaseTimes | None = None
 
     def begin(self) -> None:
@@ -98,7 +99,7 @@ class Run:
             owner.store.prepare(each)
         recorded = Checkpoint() if found is None else found.checkpoint
         self._compare(recorded)
-        # The application gets a frame without rows. No session is started for that if there is nothing to read.
+        # This calls the application with an empty frame. If there is nothing to read, no session is started for it.
         present = self.present()
         done = {journal: source.read_through for journal, source in recorded.sources.items()}
         has_unread = any(each.head > max(each.begin, done.get(journal, 0)) for journal, each in present.items())
@@ -141,14 +142,14 @@ class Run:
             except JournalRecreated as error:
                 if self._options.fail_on_data_loss:
                     raise lost_of(error).error(self._advice(error.journal)) from error
-                self._check_state(self.present())  # The present state of the journals decides how to continue.
+                self._check_state(self.present())  # Continue as the current state of the journals requires.
             else:
                 if is_done:
                     self._outages.progressed()
                     self._on_progress(self.report)
 
     def _check_state(self, present: Extents) -> None:
-        """Take content as the content to read. Skips content that is gone, or raises its error."""
+        """Make `present` the content to read. Skips content that is gone, or raises its error."""
         require_unread(self._client, present, self.sources)
         self._unread, self._begins = UnreadContent(present), begins_of(present)
         self._recorded = frozenset(self.sources)
@@ -167,7 +168,7 @@ class Run:
         self._on_progress(self.report)
 
     def _record(self) -> None:
-        """Record segments that were begun, and ids for positions without one (as after `accept-journals`)."""
+        """Commit positions of new segments, and journal ids that the checkpoint lacks (as after `accept-journals`)."""
         if self._unread.has_successors(self.sources.keys() - self._recorded) or self._has_new_ids:
             self._owner.record(self.sources, self.report)
 
@@ -193,7 +194,7 @@ class Run:
                 long, most = read_now.transactions, self._options.max_transaction_bytes
                 if self._options.atomic:
                     raise too_long_for(long[0], self.sources, most)
-                self._unread.long.meet(long)  # They are delivered in parts.
+                self._unread.long.meet(long)  # These are delivered in parts.
                 log_long_transactions(long, self.sources, most)
                 return False
             if not inputs.bound.see(ranges, read_now.rows):
@@ -221,7 +222,7 @@ class Run:
         return transaction, read
 
     def _transaction(self) -> ConsumerTransaction:
-        times, self._times = self._times, None  # A second attempt has times of its own.
+        times, self._times = self._times, None  # A second attempt measures its own times.
         return ConsumerTransaction(self._owner, self.report, lambda: nullcontext(self._client), times)
 
     def _finish(
@@ -292,4 +293,4 @@ class Run:
 
 
 def _prefetch_nothing(read: Input) -> None:
-    """The run may end after this transaction, or its next plan is not known."""
+    """Prefetch nothing: the run may end after this transaction, or the next plan is not known."""

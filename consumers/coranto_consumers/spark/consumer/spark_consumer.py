@@ -7,8 +7,8 @@
 5. **Commit** the winning attempts' rows and acknowledgements with the checkpoint, in one transaction of the store.
 6. **Acknowledge.** Append the acknowledgements, only after the commit.
 
-`Run` has steps 1 and 2, `ConsumerTransaction` 4 to 6. Steps 5 and 6 overlap with reading the next input
-(`prefetch.py`). Where it is likely to succeed, one job runs 3 and 4 (`OptimisticWrites`), without prefetch.
+`Run` implements steps 1 and 2, `ConsumerTransaction` steps 4 to 6. Steps 5 and 6 overlap with reading the next input
+(`prefetch.py`). If that is likely to succeed, one job runs steps 3 and 4 (`OptimisticWrites`), without prefetch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from coranto_consumers.spark.inputs.input_reader import FoundLong, Input
 from coranto_consumers.spark.outputs.stores import OutputStore
 
 _FENCE_SECONDS: Final = 5.0
-"""The time after which a service that has nothing to read asks its store if it is fenced off."""
+"""The seconds between an idle service's checks of its fence in the store."""
 
 
 class Pace:
@@ -72,12 +72,12 @@ class SparkConsumer:
 
     `store` is a SQLAlchemy URL (see `coranto_consumers.stores`), a URL like `iceberg://lake/shop.orders`, or an
     `IcebergStore`. `spark` is a session, or a function that starts one when there is something to read. `on_progress`
-    is called once the plan is known, and after each transaction.
+    is called when the content to read is known, after each transaction, and at each failure that is retried.
 
     Use an instance from one thread only. Instances with the same application name fence each other off, on any machine.
-    After a failure of a store or broker, or a conflict of transactions, it continues from its last commit, under the
-    same fence. The checkpoint records the sources, the outputs and the store's location. If one changes under the same
-    name, the run ends with ConsumerChanged, which names the code that confirms the change (`outputs/identity.py`).
+    After a failure of a store or broker, or a conflict of transactions, a run continues from its last commit, under the
+    same fence. The checkpoint records the sources, the outputs and the store's location. If one of them changes under
+    the same name, the run ends with ConsumerChanged, which has the code to confirm the change (`outputs/identity.py`).
     """
 
     def __init__(
@@ -116,15 +116,15 @@ class SparkConsumer:
         * ConsumerChanged when the checkpoint records other sources or outputs, or another store,
         * CorruptMessage for a message that is not JSON or does not fit the application's schema, unless `misfits`
           allows it,
-        * InvalidInput for outputs that do not fit a table or journal, and for a source that is a fork of a journal in
-          the checkpoint which is not a source any more,
+        * InvalidInput for outputs that do not fit a table or journal, and for a source that is a fork of a former
+          source in the checkpoint,
         * RejectedRow for a message whose rows the store rejects, unless `misfits` allows it,
         * SqlStoreError or CommitOutcomeUnknown for a store that fails permanently, or for longer than `retry_timeout`,
-        * OffsetJump for content that is gone, StreamTruncated for a segment of a stream, and CorruptData when a journal
-          is not the one that was processed before, unless `fail_on_data_loss` is False,
+        * OffsetJump for content that is gone, StreamTruncated for a truncated segment of a stream, and CorruptData when
+          a journal is not the one that was processed before, unless `fail_on_data_loss` is False,
         * errors of the client for brokers that are unreachable for longer than `retry_timeout`.
 
-        After any of them, the next run continues from the last commit.
+        After any of these errors, the next run continues from the last commit.
         """
 
         outages = self._begin_run(RetryPolicy(self._options.retry_timeout))
@@ -138,7 +138,7 @@ class SparkConsumer:
                 return replace(run.report, heads=known)
 
         report = outages.run(catch_up, self._progress)
-        assert report is not None  # Nothing stops it.
+        assert report is not None  # There is no `stop`.
         return report
 
     def run_until_stopped(
@@ -150,9 +150,9 @@ class SparkConsumer:
     ) -> ConsumeReport:
         """Process content as it is written, under one fence, until `stop` returns True.
 
-        Calls `stop` before each transaction, and `wait` when there is nothing to read. Also reads journals that match
-        the application's selector only later. Retries unavailable stores and brokers for `retry_timeout` seconds since
-        the first failure after the last progress, by default without a limit. Raises other errors as
+        Calls `stop` before each transaction, and `wait` when there is nothing to read. Also reads journals that start
+        to match the application's selector during the run. Retries unavailable stores and brokers for `retry_timeout`
+        seconds from the first failure after the last progress, by default without a limit. Raises other errors as
         `run_until_caught_up` does.
         """
         pace, fence_checks = Pace(self._options.min_transaction_seconds), Pace(_FENCE_SECONDS)
@@ -173,7 +173,7 @@ class SparkConsumer:
                     if ends_of(present) == caught_up:
                         if outages.progressed():
                             self._report(run.report)
-                        if fence_checks.is_due:  # Otherwise only a commit would find out.
+                        if fence_checks.is_due:  # Otherwise only a commit would detect a later owner.
                             fence_checks.took()
                             self._owner.store.require_fence(self._owner.shard, self._owner.fence)
                         wait()

@@ -1,6 +1,6 @@
 """One transaction of a consumer: its outputs are staged and published, committed, and acknowledged.
 
-`SparkConsumer`, `WindowConsumer` and `exactly_once` write with it. Its states, in order:
+`SparkConsumer`, `WindowConsumer` and `exactly_once` share it. The states of a transaction, in order:
 
 | state | content of the store | content of the output journals |
 |---|---|---|
@@ -10,8 +10,8 @@
 | committed | rows and checkpoint, in one transaction | pending messages; the checkpoint has their acknowledgements |
 | acknowledged | the same | committed messages |
 
-A failure before `committing` rolls the pending messages back. After it, the next start finds out which checkpoint the
-store has, and appends the acknowledgements in it again.
+A failure before `committing` rolls the pending messages back. After a later failure, the next start restores the
+store's checkpoint, and appends the acknowledgements in it again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from coranto_consumers.stores.sql import SqlStore
 _TIMEOUT_AFTER_FAILURE: Final = 5.0
 """The retry timeout in seconds of each further acknowledgement, once one has failed."""
 _ROLLBACK_TIMEOUT: Final = 1.0
-"""The retry timeout in seconds of each rollback: it saves readers memory, and nothing depends on it."""
+"""The retry timeout in seconds of each rollback. Rollbacks are optional: they only save readers memory."""
 
 _log = structlog.get_logger(__name__)
 
@@ -57,10 +57,10 @@ Connect = Callable[[], AbstractContextManager[SyncJournalClient]]
 
 @dataclass(slots=True)
 class RunCommits:
-    """The commits of one run, as its driver knows them."""
+    """The commits of one run, as far as its driver knows."""
 
     checkpoint: Checkpoint | None = None
-    """The last checkpoint that is certainly committed."""
+    """The last checkpoint that is known to be committed."""
     report: ConsumeReport | None = None
     """The progress of the run as of that checkpoint."""
     _committing: tuple[Checkpoint, ConsumeReport] | None = None
@@ -69,7 +69,7 @@ class RunCommits:
         self.checkpoint = self.report = self._committing = None
 
     def begin(self, checkpoint: Checkpoint, report: ConsumeReport) -> None:
-        """Record the checkpoint that is about to be committed, and the run's progress if it is."""
+        """Record the checkpoint that is about to be committed, and the run's progress after that commit."""
         self._committing = checkpoint, report
 
     def committed(self) -> None:
@@ -78,7 +78,7 @@ class RunCommits:
         self._committing = None
 
     def restored(self, checkpoint: Checkpoint, name: str) -> None:
-        """Compare with the store's checkpoint after a failure. Raises CorruptData for an older one."""
+        """Compare with the store's checkpoint after a failure. Raises CorruptData if the store has lost commits."""
         if self._committing is not None and checkpoint == _as_stored(self._committing[0]):
             self.committed()
         elif self.checkpoint is None or checkpoint != _as_stored(self.checkpoint):
@@ -108,7 +108,7 @@ class Owner:
     is_compared: bool = False
     """True if this instance has compared its outputs with their tables."""
     _stale_below: int = 0
-    """Staged rows with lower fences are of earlier instances or attempts."""
+    """Staged rows with lower fences belong to earlier instances or attempts."""
 
     @property
     def has_fence(self) -> bool:
@@ -134,10 +134,10 @@ class Owner:
         return checkpoint
 
     def compare(self, nothing: DataFrame) -> None:
-        """Raise InvalidInput for outputs that their tables cannot take, or that the role may not write.
+        """Raise InvalidInput for outputs that do not fit their tables, or that the database role may not write.
 
-        Calls `outputs` with `nothing`, a frame without rows. An application that fails for that is not compared: it
-        gets no such frame otherwise. Raises SqlStoreError.
+        Calls `outputs` with `nothing`, an empty frame. If the application fails on it, nothing is compared, because
+        consumers of journals call applications only with messages. Raises SqlStoreError.
         """
         try:
             made = self.outputs(nothing)
@@ -155,7 +155,7 @@ class Owner:
         self.is_compared = True
 
     def recover(self, checkpoint: Checkpoint, connect: Connect) -> int:
-        """Append the acknowledgements of the checkpoint again, and delete stale rows. Return the number of journals."""
+        """Append the checkpoint's acknowledgements again, and delete stale rows. Return the number of journals."""
         self.ids.begin(self.fence)
         self.hooks.reached(Step.FENCED)
         replayed = 0
@@ -167,11 +167,11 @@ class Owner:
         return replayed
 
     def rejection(self, made: Outputs) -> RejectedRow | None:
-        """Return the store's rejection of outputs, if any. They are not committed."""
+        """Return the store's rejection of outputs, if any. The outputs are not committed."""
         return self.store.rejection(made, self.shard, self.fence)
 
     def commit(self, written: Sequence[Any], checkpoint: Checkpoint, report: ConsumeReport, merged: Merged) -> None:
-        """Commit written rows and a checkpoint, after which `report` holds. Calls `merged` before the commit itself."""
+        """Commit written rows and a checkpoint. `report` is the progress after it. Calls `merged` just before it."""
         self.identity.settle()
         checkpoint = replace(checkpoint, identity=self.identity.record)
         self.commits.begin(checkpoint, report)
@@ -179,12 +179,12 @@ class Owner:
         self.commits.committed()
 
     def record(self, sources: Sources, report: ConsumeReport) -> None:
-        """Commit the states of sources alone, without acknowledgements. Raises as `commit`."""
+        """Commit only the states of sources, without rows and acknowledgements. Raises as `commit` does."""
         self.commit([], Checkpoint(dict(sources), {}), report, lambda: None)
 
 
 class ConsumerTransaction:
-    """One transaction. `report` is its run's progress, before it and then after. `times` has measured its phases."""
+    """One transaction. `report` is its run's progress, which the transaction updates. `times` measures its phases."""
 
     def __init__(self, owner: Owner, report: ConsumeReport, connect: Connect, times: PhaseTimes | None = None) -> None:
         self.report = report
@@ -199,7 +199,7 @@ class ConsumerTransaction:
         self._connected: SyncJournalClient | None = None
 
     def write_expected(self, made: Outputs, rows: ExpectedRows) -> None:
-        """Write outputs of messages that are not known to be committed yet. `run` their input next, or forget this."""
+        """Write outputs of messages that are not known to be committed yet. Then `run` their input, or discard this."""
         self._owner.identity.take(made.names)
         self._written = self._owner.store.write_all([made], self._owner.shard, self._owner.fence, rows)
         self._is_expected = True
@@ -207,8 +207,8 @@ class ConsumerTransaction:
     def run(self, read: Input, staged: Callable[[Input], None] = lambda read: None) -> Input:
         """Process an input, without the messages that the store rejects. Return the input that was processed.
 
-        Calls `staged` before the commit. Raises the errors of the store, the client and the tasks; and RejectedRow,
-        before anything is committed, for messages that `misfits` forbids, or any after `write_expected`.
+        Calls `staged` before the commit. Raises the errors of the store, the client and the tasks. Raises RejectedRow,
+        before anything is committed, for messages that `misfits` forbids; after `write_expected`, for any rejected row.
         """
         with self._times.traced() as span, self._resources:
             self._times.ended("reading")
@@ -286,12 +286,12 @@ class ConsumerTransaction:
         self.report = done
 
     def _roll_back(self, error: CorantoError) -> None:
-        """Tell readers to drop published messages. Otherwise they remember their producers until retention."""
+        """Append rollbacks, so that readers drop published messages and need not keep their producers' states."""
         for journal, content in sorted(self._published.rollbacks.items()):
             try:
                 self._client().append(journal, content, retry_unknown=True, retry_timeout=_ROLLBACK_TIMEOUT)
             except CorantoError as failure:
-                error.add_note(f"{failure}: readers keep the failed transaction's messages aside")
+                error.add_note(f"{failure}: readers keep the failed transaction's messages as pending")
                 return
 
     def _client(self) -> SyncJournalClient:
@@ -301,7 +301,7 @@ class ConsumerTransaction:
 
 
 def output_store(store: str | OutputStore[Any], commit: Callable[[Connection], None]) -> OutputStore[Any]:
-    """Return `store`, or the store of its URL. `commit` commits the transactions of a database."""
+    """Return `store`, or the store at this URL. `commit` commits the transactions of a database."""
     if isinstance(store, str) and store.startswith(ICEBERG):
         from coranto_consumers.spark.outputs.iceberg import IcebergStore  # Needs the extra `lake`.
 
@@ -318,11 +318,14 @@ def _dead_letter_outputs(letters: DeadLetters, dead: DataFrame) -> Outputs:
 
 
 def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> tuple[int, bool]:
-    """Append acknowledgements to all journals, then raise the first error. Return how many, and if one may repeat."""
+    """Append acknowledgements to all journals. Return the number of appends, and True if one may be a duplicate.
+
+    After an error, continues with the other journals, and then raises the first error.
+    """
     appended, may_repeat = 0, False
     failure: CorantoError | None = None
     for journal, content in sorted(intents.items()):
-        # If brokers are away for long, all journals may fail: do not wait for the full timeout each time.
+        # If brokers are unavailable for long, all journals may fail: do not wait for the full timeout each time.
         retry_timeout = None if failure is None else min(_TIMEOUT_AFTER_FAILURE, client.config.retry_timeout)
         try:
             may_repeat |= client.append(journal, content, retry_unknown=True, retry_timeout=retry_timeout).may_repeat
@@ -342,7 +345,7 @@ def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> tupl
 
 
 def offsets_of(before: Mapping[str, int], sources: Sources) -> dict[str, int]:
-    """Return the offsets through which journals are processed: of `sources`, and otherwise of `before`."""
+    """Return the offsets through which the journals of `before` are processed, updated from `sources`."""
     return {journal: sources[journal].offset if journal in sources else offset for journal, offset in before.items()}
 
 

@@ -1,4 +1,4 @@
-"""The inputs of a consumer's transactions: the content of its journals, the bounds of one, and the ways to read it."""
+"""The inputs of a consumer's transactions: the content of its journals, limits of size, and read strategies."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _TOLERANCE: Final = 2
 
 
 class MessageBound:
-    """The bytes that a transaction may read to have at most about `max_messages`. If that is None: `max_bytes`.
+    """The bytes that a transaction may read to get at most about `max_messages`. If that is None: `max_bytes`.
 
-    A range's messages are known only after reading it, so the plan uses the mean length of those read before. The first
-    transaction assumes the shortest lines, so that it reads too little rather than too much. If messages turn out to be
-    much shorter, the transaction is discarded, and planned again. Otherwise a new mean takes effect at the next
-    `settle`, so that the prefetch's plan and the transaction's own are equal.
+    The number of messages in a range is known only after it is read, so the plan uses the mean length of earlier
+    messages. The first transaction assumes the shortest lines, so that it reads too little rather than too much. If
+    messages turn out to be much shorter, the transaction is discarded, and planned again. Otherwise a new mean takes
+    effect at the next `settle`, so that the plans of the prefetch and of the next transaction are equal.
     """
 
     def __init__(self, max_bytes: int, max_messages: int | None) -> None:
@@ -53,7 +53,7 @@ class MessageBound:
         return max(1, min(self._max_bytes, int(self._max_messages * self._settled)))
 
     def see(self, ranges: Sequence[Range], messages: int) -> bool:
-        """Record the messages in ranges. Return False if one transaction must not have them: plan it again."""
+        """Record the number of messages in ranges. Return False if they are too many: plan the transaction again."""
         if self._max_messages is None or not messages:
             return True
         self._seen = sum(each.length for each in ranges) / messages
@@ -68,14 +68,16 @@ class MessageBound:
 
 
 class OptimisticWrites:
-    """Chooses the transactions of one consumer that one job reads and writes.
+    """Chooses the transactions of one consumer that are read and written by a single Spark job.
 
-    Normally one job reads, and once the committed messages are known, another writes their outputs. Usually all are
-    committed, so one job may write as if all were, and the driver checks the ranges' summaries afterwards. If it was
-    wrong, the rows are never merged, and the transaction takes two jobs, at about one and a half times the cost.
+    Normally one job reads, and once the committed messages are known, a second job writes their outputs. Usually all
+    messages are committed. So a single job may write the outputs of all messages, and the driver checks the ranges'
+    summaries afterwards. If some messages are not committed, the rows are never merged, and the transaction is repeated
+    with two jobs, at about one and a half times the cost.
 
-    So it is chosen where no producer has an open transaction, the application writes one table and no journal, and the
-    last attempt succeeded. An `IcebergStore` does without, because it sweeps unused files only later.
+    So a single job is chosen only if no producer has an open transaction, the application writes one table and no
+    journal, and no attempt has failed recently: after a failure, the next transactions take two jobs, twice as many
+    after each further failure. `IcebergStore` does not support it, because it removes unused files only later.
     """
 
     def __init__(self, is_possible: bool = True) -> None:
@@ -84,7 +86,7 @@ class OptimisticWrites:
         self._is_possible = is_possible
 
     def is_worthwhile(self, ranges: Iterable[Range], sources: Sources) -> bool:
-        """Return True if one job is likely to write a transaction over ranges, from the states of sources."""
+        """Return True if a single job is worth trying for a transaction over ranges, from the states of sources."""
         ranges = list(ranges)
         return (
             self._is_possible
@@ -94,12 +96,12 @@ class OptimisticWrites:
         )
 
     def allows(self, outputs: Outputs) -> bool:
-        """Return True for outputs that one job can write. Otherwise this application is not tried again."""
+        """Return True for outputs that a single job can write. Otherwise no further transactions are tried."""
         self._is_possible = not outputs.journals and len(outputs.tables) + len(outputs.sql) == 1
         return self._is_possible
 
     def took_two_jobs(self, *, wasted: bool) -> None:
-        """Record a transaction that took two jobs, and if they followed a `wasted` optimistic one."""
+        """Record a transaction that took two jobs. It is `wasted` if they followed a failed single job."""
         self._skipped += 1
         if wasted:
             self._skipped, self._to_skip = 0, min(_MAX_SKIPPED, max(1, 2 * self._to_skip))
@@ -109,7 +111,7 @@ class OptimisticWrites:
 
 
 class TransactionInputs:
-    """The inputs of one consumer's transactions. The first listing of journals resolves the message type for good."""
+    """The inputs of one consumer's transactions. The first listing of journals resolves the message type for all."""
 
     def __init__(
         self,
@@ -135,11 +137,11 @@ class TransactionInputs:
 
     @property
     def has_session(self) -> bool:
-        """True if reading starts no session."""
+        """True if reading does not start a session."""
         return not callable(self._spark) or self._reader is not None
 
     def journals(self, client: SyncJournalClient, wanted: str | Sequence[str], field: str) -> tuple[JournalInfo, ...]:
-        """Return the journals of a selector or of names, whose labels must fit the input. Raises InvalidInput."""
+        """List the journals of a selector, or with names. Their labels must fit the input. Raises InvalidInput."""
         if self._options.registry is None:
             return list_journals(client, wanted, field=field, labels=labels_of(self._options.chosen_framing))
         if self._type is None:

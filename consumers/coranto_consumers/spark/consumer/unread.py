@@ -1,4 +1,4 @@
-"""The content that a run has left to read: journals up to their heads at its beginning, except gaps. Pure."""
+"""The content that is left to read: journals up to the heads that were listed, without gaps. Does no I/O."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class UnreadContent:
         return not (self.holes or self.long)
 
     def plan_next(self, ranges: Sequence[Range], after: Sources, max_bytes: int) -> list[Range]:
-        """Return what `plan` will return once ranges are processed. Empty at the end, or if unknown yet."""
+        """Return the ranges that `plan` will return after `ranges` are processed. Empty if none is left, or unknown."""
         if not self.is_clear:
             return []
         return self.plan(after, max_bytes, _unread(ranges, after))
 
 
 def _unread(ranges: Sequence[Range], after: Sources) -> dict[str, int]:
-    """Return the begins, by journal, of ranges that were not read at all."""
+    """Return the begins, by journal, of ranges without any progress."""
     return {each.journal: each.begin for each in ranges if after[each.journal].read_through == each.begin}

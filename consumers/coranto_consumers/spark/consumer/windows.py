@@ -1,10 +1,11 @@
 """`WindowConsumer`: runs an application over one window of offsets, and replaces the window's rows.
 
-A message belongs to the window that commits it: its own if it is in no transaction, otherwise the one with its
-acknowledgement. So each message is in exactly one window, and all windows together give the result of a continuous
-consumer. The states of producers at a window's begin are stored with the windows; where they are missing, the windows
-before are read once. One SQL transaction claims the window, deletes its rows (column `coranto_window`), merges the new
-ones and commits its checkpoint. So windows may be materialized any number of times, and concurrently.
+A message belongs to the window that commits it: the window with the message's acknowledgement, or, outside of
+transactions, with the message itself. So each message is in exactly one window, and all windows together give the
+result of a continuous consumer. The states of producers at a window's begin are stored with the windows; if they are
+missing, the earlier windows are read once. One SQL transaction claims the window, deletes its rows (column
+`coranto_window`), merges the new rows and commits the window's checkpoint. So windows may be materialized any number of
+times, and concurrently.
 """
 
 from __future__ import annotations
@@ -54,23 +55,23 @@ class WindowReport:
     messages: int
     """The messages that the window commits."""
     records_read: int
-    """These messages, and duplicates, acknowledgements, and pending or rolled back messages."""
+    """Records that were read: these messages, duplicates, acknowledgements, and pending or rolled back messages."""
     fence: int
     misfits: int = 0
     """Messages of the window that do not fit the application's columns: dead letters, or nulls."""
 
 
 class WindowConsumer:
-    """Materialises windows of offsets through an application.
+    """Materializes windows of offsets through an application.
 
-    The application's outputs are tables only. Their column `coranto_window` (BIGINT NOT NULL) is part of each key; this
-    class fills it. The consumer is `name`; by default, the application's. Each window has its own fence. `store` is a
-    SQLAlchemy URL. Of the options, those in `OF_WINDOWS` apply. Dead letters go to a table only, made by
+    The application's outputs must be tables. Their column `coranto_window` (BIGINT NOT NULL) is part of each key; this
+    class fills it. `name` is the consumer's name, by default the application's name. Each window has its own fence.
+    `store` is a SQLAlchemy URL. Only the options in `OF_WINDOWS` apply. Dead letters must go to a table, made by
     `dead_letter_table(…, by_window=True)`.
 
     The store records the application's selector of sources, its outputs and the store's location for all windows of
-    `name`. If any of them changes under the same name, a run is rejected with ConsumerChanged, which names the code
-    that confirms the change: `accept_changes`. Windows that were materialized before the change keep their rows.
+    `name`. If any of them changes under the same name, a run is rejected with ConsumerChanged, which has the code to
+    confirm the change (`accept_changes`). Windows that were materialized before the change keep their rows.
     """
 
     def __init__(
@@ -115,8 +116,8 @@ class WindowConsumer:
     def materialize(self, name: str) -> WindowReport:
         """Read the window `name`, or the larger window that it was merged into, and replace its rows.
 
-        If two runs of a window overlap, the later one replaces its rows and the earlier one raises Fenced. Dagster's
-        assets let the later one wait instead.
+        If two runs of a window overlap, the later one replaces the rows and the earlier one raises Fenced. With
+        Dagster's assets, the later run waits instead.
 
         Raises
 
@@ -129,11 +130,11 @@ class WindowConsumer:
         """
         outages = Outages(self.name, RetryPolicy(self._retry_timeout), self._hooks, lambda progress: None)
         report = outages.run(partial(self._materialize, name, {}), lambda: NOTHING)
-        assert report is not None  # Nothing stops it.
+        assert report is not None  # There is no `stop`.
         return report
 
     def _materialize(self, name: str, fences: dict[str, int]) -> WindowReport:
-        """Run one attempt. `fences` has the fences that earlier attempts raised."""
+        """Run one attempt. `fences` has the fences that this run's attempts have raised, by shard."""
         known = self.log.load()
         window = find([each.window for each in known], name)
         self._compare(known)
@@ -195,7 +196,7 @@ class WindowConsumer:
                 return WindowReport(window, done.messages, done.rows, fence, done.misfits)
 
     def _compare(self, known: Sequence[KnownWindow]) -> None:
-        """Compare this consumer with its record, before fencing off another run. Raises ConsumerChanged."""
+        """Compare this consumer with its record, before it fences off another run. Raises ConsumerChanged."""
         sources, self._recorded = self._application.sources, self.log.identity()
         if self._identity.is_compared and self._recorded == self._identity.record:
             return  # This instance has committed the record.
@@ -226,7 +227,8 @@ class WindowConsumer:
 def _plan(
     client: SyncJournalClient, window: Window, before: Sources
 ) -> tuple[list[Range], dict[str, list[int]], dict[str, Source], Pruning]:
-    """Return a window's ranges, cuts, sources, and pruning as of its creation: it reads the same at any time."""
+    """Return a window's ranges, cuts, sources and pruning. Pruning is as of the window's creation, so that each read of
+    the window gives the same result."""
     spans = window.spans
     sources = {**{name: Source(span.begin, journal_id=span.journal_id) for name, span in spans.items()}, **before}
     ranges = [
@@ -252,7 +254,7 @@ def _require_whole(window: Window, sources: Sources) -> None:
 
 
 def _require_same_journals(client: SyncJournalClient, window: Window, inputs: TransactionInputs) -> None:
-    """Raise CorruptData if a journal was recreated, or lost content, since the window was made."""
+    """Raise CorruptData if a journal was recreated, or lost content of the window, since the window was made."""
     inputs.journals(client, sorted(window.spans), field=f"window {window.name}")
     for each in client.heads(label_selector(include=[(NAME, journal) for journal in window.spans])):
         span = window.spans[each.journal]
