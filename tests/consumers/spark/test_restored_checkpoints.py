@@ -195,7 +195,7 @@ def test_the_error_about_an_older_checkpoint_says_how_to_fix_it(
             assert f"loses {query.source} [{end}, {query.client.head(query.source)})" in str(error)
             assert f"where the committed batches end ({query.source} {end})" in str(error)
         else:
-            assert " for " in str(error).partition("was not written before (now: ")[2].partition(")")[0]
+            assert " for " in str(error).partition("were not written before (now: ")[2].partition(")")[0]
         assert target.numbers() == committed
 
     query.restore(last)  # As the error says.

@@ -204,8 +204,8 @@ class _Batches:
         known = checkpoint.sources.get(key)
         if known is None and number != self._first_batch:
             raise InvalidInput(
-                f"{store} has no batch of {name}, whose next one is {number}. Is it the store that "
-                f"the query had before? With first_batch={number} the query begins in it",
+                f"{store} has no batch of {name}, but its next batch is {number}. Did the query use another store "
+                f"before? With first_batch={number} the query begins in this one",
                 field="first_batch",
             )
         self._next = number if known is None else known.read_through

@@ -1,9 +1,9 @@
 """Column-wise parsing of messages' JSON into typed columns, with the same results as Spark's own reader.
 
-pyarrow parses the lines (`coranto.messages.column_parser`). Its result counts only for lines where it agrees with
-Spark. All other lines are *doubtful*, and `json_values.py` decides about them. With a MAP column, a type that pyarrow
-lacks, all lines are doubtful. Dates, times and bytes are parsed as texts: pyarrow converts plain forms, and functions
-of `json_values.py` convert the other texts, each distinct one once.
+pyarrow parses the lines (`coranto.messages.column_parser`). Its result is used only for lines where it certainly agrees
+with Spark. All other lines are *doubtful*, and are parsed by `json_values.py`. With a MAP column, which pyarrow's JSON
+reader cannot parse as Spark does, all lines are doubtful. Dates, times and bytes are parsed as strings: pyarrow
+converts common forms, and `json_values.py` converts the other strings, each distinct one once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TYPES: Final = (
     *(T.StringType(), T.BooleanType(), T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType()),
     T.DoubleType(),
 )
-"""The types that pyarrow parses as they are. They are also the types of columns of CSV rows."""
+"""The types whose values pyarrow parses without further conversion. CSV rows have columns of these types only."""
 
 _DECIMAL_DIGITS: Final = 76
 _STRIDE: Final = MAX_DIGITS // 2
@@ -45,7 +45,7 @@ _RUNS: Final = re.compile(rb"[0-9.eE+-]++")
 
 
 class ColumnParser(column_parser.LineParser):
-    """Parses lines of JSON objects into columns. `zone` is the time zone of texts without one."""
+    """Parses lines of JSON objects into columns. `zone` is the time zone of times without one."""
 
     def __init__(self, schema: T.StructType, zone: tzinfo | None = None) -> None:
         self._kinds = [field.dataType for field in schema.fields]
@@ -54,7 +54,7 @@ class ColumnParser(column_parser.LineParser):
         self._zone = zone
         self._has_maps = any(map(_has_maps, self._kinds))
         fields = [] if self._has_maps else [(field.name, _parsed_as(field.dataType)) for field in schema.fields]
-        # Without a column, pyarrow does not return the number of lines.
+        # A dummy column: without columns, pyarrow does not return the number of lines.
         super().__init__(pa.schema(fields or [("~", pa.null())]))
 
     def parse(self, content: Any) -> tuple[Any, Mask]:
@@ -80,7 +80,7 @@ class ColumnParser(column_parser.LineParser):
         return pa.Table.from_arrays([pa.nulls(rows, each.type) for each in self._final], schema=self._final)
 
     def _settled_table(self, parsed: Any, doubtful: Mask) -> Any:
-        """Return a table with the final columns. Adds doubtful rows to the mask."""
+        """Convert parsed columns to their final types. Adds further doubtful rows to the mask."""
         if self._plain:
             return parsed if self._kinds else pa.table({}).select([])
         if doubtful.all():
@@ -122,7 +122,7 @@ class ColumnParser(column_parser.LineParser):
 
 
 def may_be_beyond(content: Any) -> Mask:
-    """Return the mask of lines, in an Arrow binary array, that may exceed the limits of digits or depth."""
+    """Return the mask of lines, in an Arrow binary array, that may exceed `MAX_DIGITS` or `MAX_DEPTH`."""
     mask: Mask = np.zeros(len(content), dtype=np.bool_)
     places = borders_of(content)
     # A number of more than MAX_DIGITS contains two successive samples.
@@ -163,7 +163,7 @@ def _parsed_as(kind: T.DataType) -> Any:
 
 
 def _lists_around(array: Any, unlike: Mask) -> tuple[Any, Mask]:
-    """Return the offsets of lists in their values, and the mask of lists with values in `unlike`."""
+    """Return the offsets of lists in the array of values, and the mask of lists with a value in the mask `unlike`."""
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
     borders = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     doubtful: Mask = np.zeros(len(array), dtype=np.bool_)
@@ -182,7 +182,7 @@ _DAY: Final = (
 )
 _CLOCK: Final = r"[T ](?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?"
 _PLAIN_DAY: Final = f"^{_DAY}$"
-"""Dates that exist in each year: not the 29th of February."""
+"""Matches dates that exist in every year, so not February 29."""
 _PLAIN_LOCAL: Final = f"^{_DAY}{_CLOCK}$"
 _PLAIN_ZONED: Final = rf"^{_DAY}{_CLOCK}(?:Z|[+-](?:0\d|1[0-7]):[0-5]\d)$"
 _LOCAL: Final = pa.timestamp("us")
@@ -190,7 +190,7 @@ _UTC: Final = pa.timestamp("us", "UTC")
 
 
 def settled_texts(array: Any, kind: DataType, to: Any, zone: tzinfo | None) -> tuple[Any, Mask]:
-    """Convert texts to a type. Return them, and the mask of texts that do not fit, or lack a zone if none is known."""
+    """Convert strings to a type. Return the values, and the mask of strings that do not fit, or lack a known zone."""
     found, unlike = _plain_values(array, kind, to, zone)
     if not unlike.any():
         return found, unlike
@@ -201,7 +201,7 @@ def settled_texts(array: Any, kind: DataType, to: Any, zone: tzinfo | None) -> t
 
 
 def _plain_values(array: Any, kind: DataType, to: Any, zone: tzinfo | None) -> tuple[Any, Mask]:
-    """Convert texts of plain forms to a type. Return them, with nulls for other texts, and the mask of the others."""
+    """Convert strings in common forms to a type. Return the values, null for other strings, and the others' mask."""
     match kind:
         case DateType():
             return _where_plain(array, _PLAIN_DAY, to)
@@ -239,9 +239,10 @@ def _each_once(array: Any, convert: Callable[[str], object], to: Any) -> tuple[A
 
 @functools.cache
 def _rules() -> tuple[Any, Any]:
-    """Return the times between which time zone data agree: local mean times end, and data may end in 2037.
+    """Return the begin and end of the period where all time zone data agree.
 
-    pyarrow imports pandas for its first scalar, so there is none before.
+    Before 1900, zones used local mean times, and some data end in 2037. This is a function because pyarrow imports
+    pandas for its first scalar, which should not happen on import.
     """
     return tuple(pa.scalar(datetime(year, 1, 1), _LOCAL) for year in (1900, 2037))
 
@@ -255,12 +256,12 @@ def _in_zone(local: Any, zone: tzinfo) -> tuple[Any, Mask]:
     unsure = pc.or_(pc.less(local, since), pc.greater_equal(local, until))
     sure = pc.if_else(unsure, pa.scalar(None, _LOCAL), local)
     times = pc.assume_timezone(sure, zone.key, ambiguous="earliest", nonexistent="latest")
-    skipped = pc.not_equal(pc.local_timestamp(times), local)  # Such a time does not exist: clocks are set forward.
+    skipped = pc.not_equal(pc.local_timestamp(times), local)  # Clocks were set forward past this time.
     return times.cast(_UTC).cast(_LOCAL), mask_of(unsure) | mask_of(skipped)
 
 
 def _where_plain(array: Any, form: str, to: Any) -> tuple[Any, Mask]:
-    """Convert texts that match `form` to a type. Return them, with nulls for others, and the mask of the others."""
+    """Convert strings that match `form` to a type. Return the values, null for other strings, and the others' mask."""
     plain = pc.match_substring_regex(array, form)
     return pc.if_else(plain, array, pa.scalar(None, pa.string())).cast(to), mask_of(pc.invert(plain))
 

@@ -1,6 +1,6 @@
-"""Parsing of dates and times in texts, as Spark's JSON reader parses them without a user's format.
+"""Parsing of date and time strings, as Spark's JSON reader parses them without a user-defined format.
 
-Dates are days since 1970, and times microseconds, because Spark's years exceed Python's. Other texts give None.
+Dates are days since 1970, and times are microseconds, because Spark's years exceed Python's. Other strings give None.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _NO_REGIONS: Final = ("Factory", "localtime", "posixrules", "posix/", "right/")
 
 
 class NoZone(Exception):
-    """A text has no time zone, and no default is known."""
+    """A time has no time zone, and no default zone is known."""
 
 
 def days_of(text: str) -> int | None:
-    """Return the days since 1970 of a date. A number of one to three, or more than seven, digits means such days."""
+    """Return the days since 1970 of a date. Numbers of one to three, or more than seven, digits are days since 1970."""
     for each in (text, text.replace("GMT", "")):
         found = _DATE.fullmatch(each.strip(_SPACE))
         days = None if found is None else _day(found)
@@ -63,7 +63,7 @@ def days_of(text: str) -> int | None:
 
 
 def micros_of(text: str, zone: tzinfo | None) -> int | None:
-    """Return the microseconds since 1970 UTC of a time. Raises NoZone for a text without a zone if `zone` is None."""
+    """Return the microseconds since 1970 UTC of a time. Raises NoZone if neither the time nor `zone` has a zone."""
     found = _micros_in_zone(text, zone)
     return _micros_in_zone(text.replace("GMT", ""), zone) if found is None and "GMT" in text else found
 
@@ -78,7 +78,7 @@ def local_micros_of(text: str) -> int | None:
 
 
 def zone_of(name: str) -> tzinfo | None:
-    """Return the zone of a name that Java accepts: `Europe/Paris`, `+01:00`, `UTC+1`, `EST`. None for other names."""
+    """Return the zone with a name that Java accepts: `Europe/Paris`, `+01:00`, `UTC+1`, `EST`. None for other names."""
     name = _ONE_HOUR_DIGIT.sub(r"\g<1>0\2:", name.strip(_SPACE), count=1)
     name = _ONE_MINUTE_DIGIT.sub(r"\1:0\2", name, count=1)
     return _zone(_SHORT_NAMES.get(name, name))
@@ -176,7 +176,7 @@ def _days(year: int, month: int, day: int) -> int:
 
 
 def _from_julian(days: int) -> int:
-    """Convert a day before 1582-10-15: return the day with the same date in the Gregorian calendar."""
+    """Convert a day of the Julian calendar, before 1582-10-15, to the day with the same date in the Gregorian one."""
     if days >= _GREGORIAN_SINCE:
         return days
     # The Julian calendar repeats every 1461 days. Years are counted from March 1 of the year 0, day -719470.

@@ -1,9 +1,10 @@
 """Parsing of one JSON line with the same values as Spark's JSON reader, for lines that are not parsed column-wise.
 
-The line must be JSON of RFC 8259 in UTF-8, or `NaN`, `Infinity` and `-Infinity` in it. Other lines have no values, even
-if Spark would accept them (names in single quotes, text after the object), nor have lines nested more deeply than
-Python's parser allows, about 900 levels: slightly fewer than Spark's. Dates are days since 1970, times are microseconds
-since then, and maps are lists of names and values, as pyarrow expects them. A map may repeat a name.
+The line must be RFC 8259 JSON in UTF-8, and may also contain `NaN`, `Infinity` and `-Infinity`. Other lines have no
+values, even if Spark would accept them (names in single quotes, text after the object). The same is true of lines
+nested more deeply than Python's parser allows, about 900 levels, which is slightly less than Spark allows. Dates are
+days since 1970, times are microseconds since 1970, and maps are lists of (name, value) pairs, as pyarrow expects them.
+A map may repeat a name.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _WORDS: Final = {
     **dict.fromkeys(("-Infinity", "-INF"), -math.inf),
 }
 MAX_DIGITS: Final = 1000
-"""The most digits of a number of Spark's JSON, including its exponent. pyarrow and Python have other limits."""
+"""The maximum digits of a JSON number in Spark, including its exponent. pyarrow and Python have other limits."""
 MAX_DEPTH: Final = 1000
 # Possessive, so that the time is linear in the length of a line.
 _TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
@@ -56,7 +57,7 @@ class Partial(NamedTuple):
 
 
 class LineValues:
-    """Parses lines into the columns of a schema. `zone` is the time zone of texts without one."""
+    """Parses lines into the columns of a schema. `zone` is the time zone of times without one."""
 
     def __init__(self, schema: T.StructType, zone: tzinfo | None = None) -> None:
         self._columns = {field.name: converter_of(field, field.dataType, zone) for field in schema.fields}
@@ -162,7 +163,7 @@ def _struct(columns: Mapping[str, Convert]) -> Convert:
 
 
 def _several(kind: type, parts_of: Callable[[str], Iterable[tuple[Any, ...]]], convert_one: Convert) -> Convert:
-    """Convert a list, or an object to a list of names and values."""
+    """Return the converter of a list, or of an object to a list of (name, value) pairs."""
 
     def convert(value: object, text: str) -> object:
         if not isinstance(value, kind):
@@ -182,7 +183,7 @@ def _several(kind: type, parts_of: Callable[[str], Iterable[tuple[Any, ...]]], c
 
 
 def _plain(text: str) -> str:
-    return text.encode(errors="replace").decode()  # Halves of surrogate pairs become question marks.
+    return text.encode(errors="replace").decode()  # Unpaired surrogates become question marks.
 
 
 def _string(value: object, text: str) -> object:
@@ -192,7 +193,7 @@ def _string(value: object, text: str) -> object:
 
 
 def _whole(value: object) -> int | None:
-    """Return a number that is written as an integer and not too long for Spark; None for anything else."""
+    """Return a number that is written as an integer and not too long for Spark. None for other values."""
     if not isinstance(value, Number) or _INTEGER.fullmatch(value) is None or has_long_number(value, value):
         return None
     return int(value)
@@ -240,7 +241,7 @@ def _nearest(text: str, near: float) -> float:
         return near if abs(near) < 2.0**128 else math.copysign(math.inf, near)
     if abs(near) < 2.0**-151:
         return math.copysign(0.0, near)
-    # A double shows how a number compares to the midpoint of two floats, unless it is the midpoint.
+    # Round the exact number: rounding the double again would be wrong near the midpoint of two floats.
     unit = math.ldexp(1.0, max(math.frexp(near)[1] - 24, -149))
     exact = Fraction(text)
     rounded = float(round(exact / Fraction(unit))) * unit

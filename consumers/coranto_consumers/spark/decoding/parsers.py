@@ -1,4 +1,4 @@
-"""Parsers of messages into typed columns, one for each framing: by columns where possible, else one by one."""
+"""Parsers of messages into typed columns, one per framing: column-wise where possible, else message by message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from coranto_consumers.spark.decoding.json_values import BITS, MISFIT, LineValue
 from coranto_consumers.spark.session.versions import arrow_schema
 
 Values: TypeAlias = tuple[Sequence[object], bool]
-"""The values of a message for columns, null for those that do not fit, and True if all fit."""
+"""The values of a message by column, null where they do not fit, and True if all fit."""
 
 # Possessive, so that the time is linear in the length of a field.
 _INTEGER: Final = re.compile(r"[+-]?\d{1,40}+", re.ASCII)
@@ -50,14 +50,14 @@ def parser_of(framing: ReadFraming, schema: StructType, zone: tzinfo | None = No
 
 
 class MessageParser:
-    """Parses messages into the columns of a schema, by a function for the values of each."""
+    """Parses messages into the columns of a schema, with a function that returns a message's values."""
 
     def __init__(self, schema: StructType, values: Callable[[bytes], Values]) -> None:
         self._schema = arrow_schema(schema)
         self.values_of = values
 
     def parse(self, content: Any) -> tuple[Any, Mask]:
-        """Return a table of messages in an Arrow binary array, with newlines, and the mask of misfits."""
+        """Parse messages in an Arrow binary array, each with its newline. Return a table and the mask of misfits."""
         found = [self.values_of(message[:-1]) for message in content.to_pylist()]
         misfits: Mask = np.fromiter((not fits for _, fits in found), np.bool_, len(found))
         columns = zip(*(values for values, _ in found), strict=True) if found else [()] * len(self._schema)
@@ -65,7 +65,7 @@ class MessageParser:
         return pa.Table.from_arrays(arrays, schema=self._schema), misfits
 
     def _completed(self, content: Any, columns: Sequence[Any], left: Mask) -> tuple[Any, Mask]:
-        """Parse the messages that are left. Return all columns as `parse` does."""
+        """Parse the messages in the mask `left` one by one. Return all columns as `parse` does."""
         if left.any():
             mask = pa.array(left)
             found, misfits = MessageParser.parse(self, content.filter(mask))
@@ -144,7 +144,7 @@ class _Csv(MessageParser):
 
 
 def _value(kind: DataType, text: str) -> object:
-    """Convert a CSV field to a column's type, or MISFIT. An empty field is null, as in Spark's reader."""
+    """Convert a CSV field to a column's type. Return MISFIT if it does not fit. As in Spark, an empty field is null."""
     if not text:
         return None
     if isinstance(kind, StringType):
@@ -160,9 +160,9 @@ def _value(kind: DataType, text: str) -> object:
 
 
 _PLAIN_INTEGER: Final = "^[+-]?[0-9]{1,18}$"
-"""Integers as the row-wise parser accepts them, but with few enough digits to fit an int64."""
+"""Matches integers that the row-wise parser accepts, with few enough digits for an int64."""
 _PLAIN_NUMBER: Final = r"^[+-]?(?:[0-9]{1,100}(?:\.[0-9]{0,100})?|\.[0-9]{1,100})$"
-"""Numbers as the row-wise parser accepts them, but neither infinite nor smaller than any double."""
+"""Matches numbers that the row-wise parser accepts, with few enough digits for the range of doubles."""
 _PARSE: Final = pa_csv.ParseOptions(
     quote_char=False, double_quote=False, escape_char=False, newlines_in_values=False, ignore_empty_lines=False
 )
@@ -171,7 +171,7 @@ _SPECIAL: Final = (b'"', b"\r", b"\0")
 
 
 def text_columns(content: Any, width: int, left_out: int | None) -> list[Any] | None:
-    """Return the texts of rows as Arrow columns, without column number `left_out`. None for rows that are not plain.
+    """Return the fields of rows as Arrow string columns, without column `left_out`. None for rows that are not plain.
 
     `content` is an Arrow binary array of rows with newlines. Plain rows have no quotes or other special characters, and
     `width` fields of UTF-8.
@@ -201,7 +201,7 @@ def text_columns(content: Any, width: int, left_out: int | None) -> list[Any] | 
 
 
 def typed_columns(texts: Sequence[Any], kinds: Sequence[DataType], types: Sequence[Any]) -> tuple[list[Any], Mask]:
-    """Return texts as arrays of Spark's `kinds`, in Arrow's `types`, and the mask of rows that are left to parse."""
+    """Convert string columns to Spark's `kinds` as Arrow's `types`. Return them, and the mask of rows left to parse."""
     left: Mask = np.zeros(len(texts[0]), dtype=np.bool_)
     columns = []
     for text, kind, to in zip(texts, kinds, types, strict=True):

@@ -1,7 +1,7 @@
 """Decoding of protobuf messages into Spark's columns: fields by their names, nested messages as structs.
 
-`coranto.types.protobuf` has the table of the fields and the columns that they fit. A field that is not set is null if
-its type has presence (`optional`, messages, members of a `oneof`), and otherwise has the type's default.
+`coranto.types.protobuf` lists the column types for each field type. A field that is not set is null if it has presence
+(`optional`, messages, members of a `oneof`), and otherwise has its type's default.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ class _Unfit(Exception):
 
 
 def reader_of(kind: Any, schema: StructType) -> Callable[[bytes], tuple[list[object], bool]]:
-    """Return a function from a message to its values, and True if all fit. Raises InvalidInput for other columns."""
+    """Return a function that decodes a message to its values, and True if all fit.
+
+    Raises InvalidInput for columns that do not match the message type's fields.
+    """
     columns = [_field(kind.DESCRIPTOR, column.name, column.dataType) for column in schema.fields]
 
     def values(payload: bytes) -> tuple[list[object], bool]:

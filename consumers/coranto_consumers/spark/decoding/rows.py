@@ -40,7 +40,7 @@ FIELDS: Final[Mapping[str, T.StructField]] = {
 COMMIT_OFFSET: Final = "commit_offset"
 """The field with the offset that committed a message: its acknowledgement's offset, or its own."""
 PIECE: Final = T.StructField("coranto_piece", T.LongType())
-"""The column of sequenced reads that holds a row's range and segment (see `scanning.py`)."""
+"""The column of sequenced reads with a row's range and segment (see `scanning.py`)."""
 LINE: Final = T.StructField("coranto_line", T.BinaryType())
 """The column of sequenced reads with the lines that do not fit."""
 SUMMARY: Final = T.StructField("coranto_summary", T.StringType())
@@ -55,7 +55,7 @@ class Misfits(enum.StrEnum):
     PERMISSIVE = "PERMISSIVE"
     """Values that do not fit are null, as in Spark's readers."""
     FAILFAST = "FAILFAST"
-    """The first such line ends the read with an error."""
+    """The first line that does not fit ends the read with an error."""
     KEPT = "KEPT"
     """For consumers: values that do not fit are null, and the column `LINE` has the line."""
 
@@ -66,7 +66,7 @@ _REQUIRED: Final = "coranto.required"
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """The origins of a schema's columns."""
+    """The sources of a schema's columns."""
 
     schema: T.StructType
     own: Mapping[str, str]
@@ -95,7 +95,10 @@ def raw_layout(schema: T.StructType) -> RowLayout:
 def parsed_layout(
     schema: T.StructType, text: str | None, misfits: Misfits, framing: ReadFraming, zone: tzinfo | None = None
 ) -> RowLayout:
-    """Return the layout of a parsed read: other columns than the source's are fields. Raises InvalidInput."""
+    """Return the layout of a parsed read. Columns that are not the source's own are message fields.
+
+    Raises InvalidInput.
+    """
     known = {PARSED_PREFIX + name: field for name, field in FIELDS.items()}
     if misfits is Misfits.KEPT:
         known |= {PARSED_PREFIX + field.name: field for field in (PIECE, LINE, SUMMARY)}
@@ -156,12 +159,12 @@ def nullable(kind: T.DataType) -> T.DataType:
 
 
 def required(column: T.StructField) -> T.StructField:
-    """Return a nullable column for Spark. If the given column is not nullable, its nulls are misfits."""
+    """Return a nullable column for Spark. If the given column is NOT NULL, messages with nulls in it are misfits."""
     return T.StructField(column.name, column.dataType, True, None if column.nullable else {_REQUIRED: True})
 
 
 class BatchBuilder:
-    """Builds Arrow batches of a layout's schema from lines, or other messages."""
+    """Builds Arrow batches with a layout's schema from messages."""
 
     def __init__(self, layout: RowLayout) -> None:
         self._layout = layout
@@ -171,10 +174,13 @@ class BatchBuilder:
         if isinstance(layout.framing, JsonLines) and not set(layout.framing.path[:1]) & set(layout.message.names):
             self._head_bytes = layout.framing.head_bytes
         self.misfits: Mask = np.zeros(0, dtype=np.bool_)
-        """The mask of the last lines that do not fit, for a read with `Misfits.KEPT`."""
+        """The mask of misfits among the lines that were built last, for reads with `Misfits.KEPT`."""
 
     def build(self, lines: Lines, pieces: Int64s | None = None) -> Iterator[Any]:
-        """Yield record batches of lines: with pieces, messages or summaries alone. Raises CorruptMessage."""
+        """Yield record batches of lines. With `pieces`, lines are all messages, or all summaries.
+
+        Raises CorruptMessage.
+        """
         if not len(lines):
             return
         is_summary = pieces is not None and bool((pieces == SUMMARY_PIECE).any())
@@ -205,7 +211,7 @@ class BatchBuilder:
             yield whole.slice(start, ROWS_PER_BATCH)
 
     def _parsed(self, lines: Lines) -> tuple[dict[str, Any], Mask]:
-        """Return the columns of the messages' fields and of the texts of misfits, and the mask of misfits."""
+        """Return the columns with messages' fields and with the lines of misfits, and the mask of misfits."""
         layout = self._layout
         columns: dict[str, Any] = {}
         misfits: Mask = np.zeros(len(lines), dtype=np.bool_)
@@ -233,7 +239,7 @@ class BatchBuilder:
         return columns, misfits
 
     def _texts(self, lines: Lines, column: str, wanted: Mask) -> Any:
-        """Return the texts of the messages in the mask `wanted`, and nulls for others."""
+        """Return the text of each message in the mask `wanted`, and null for other messages."""
         kind = self._schema.field(column).type
         if not wanted.any():
             return pa.nulls(len(lines), kind)
@@ -259,13 +265,13 @@ def producer_ids(producers: UInt64s) -> Any:
 
 
 def _where(values: Any, mask: Mask) -> Any:
-    """Return the values where `mask` is set, and nulls for others."""
+    """Return the values where `mask` is set, and nulls elsewhere."""
     nothing = pa.nulls(len(mask), values.type)
     return pc.if_else(pa.array(mask), values, nothing) if mask.any() else nothing
 
 
 def as_text(lines: Lines) -> Any:
-    """Return the lines as an Arrow array of texts. Raises CorruptMessage for one that is not UTF-8."""
+    """Return lines as an Arrow string array. Raises CorruptMessage for a line that is not UTF-8."""
     try:
         return lines.values.cast(pa.string())
     except pa.ArrowInvalid:

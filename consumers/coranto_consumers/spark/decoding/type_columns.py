@@ -28,7 +28,7 @@ _KINDS: Final = {type(spark): kind for kind, spark in _TYPES.items()}
 
 
 def spark_schema(fields: Sequence[TypeField]) -> T.StructType:
-    """Return the columns for fields. All are nullable, because messages of earlier versions may lack them."""
+    """Return the columns for fields. All columns are nullable, because messages of earlier versions may lack fields."""
     return T.StructType([T.StructField(field.name, spark_type(field.kind)) for field in fields])
 
 
@@ -46,7 +46,7 @@ def spark_type(kind: Kind) -> T.DataType:
 
 
 def fields_of_spark(schema: T.StructType, inside: str = "") -> tuple[TypeField, ...]:
-    """Return the fields for columns. Raises InvalidInput for a type that fields cannot have."""
+    """Return the fields for columns. Raises InvalidInput for a column type that message types do not support."""
     kinds = [_kind(each.dataType, f"{inside}{each.name}") for each in schema.fields]
     return tuple(TypeField(each.name, kind, each.nullable) for each, kind in zip(schema.fields, kinds, strict=True))
 
@@ -66,6 +66,6 @@ def _kind(kind: T.DataType, place: str) -> Kind:
     found = _KINDS.get(type(kind))
     if found is None:
         raise InvalidInput(
-            f"{place} is {kind.simpleString()}, which fields of message types are not: cast it", field="schema"
+            f"{place} is {kind.simpleString()}, which message types do not support: cast it", field="schema"
         )
     return found

@@ -78,7 +78,7 @@ JOINED_RANGES: Final = 4_096
 
 
 class SequencedRows:
-    """Makes the batches of a task's ranges, which are read in order: their messages, and a summary of each range.
+    """Builds Arrow batches from a task's ranges, in order: their messages, and a summary of each range.
 
     A batch costs about as much for one message as for a hundred, so messages and summaries of small ranges are joined.
     """
@@ -87,10 +87,10 @@ class SequencedRows:
         self._batches = BatchBuilder(layout)
         self._held: list[tuple[Lines, Int64s]] = []
         self._ranges: list[int] = []
-        """The index in `_read` of the range of each part that is held."""
+        """For each held part, the index of its range in `_read`."""
         self._bytes = 0
         self._read: list[tuple[str, RangeSummarizer]] = []
-        """The ranges that were read and not summarized; behind them is the one that is being read."""
+        """The ranges that were read and are not summarized yet. The current range will be the next element."""
         self._misfits = [0]
 
     def read(self, content: JournalContent, parts: Sequence[NumberedRange], framing: ReadFraming) -> Iterator[Any]:
@@ -107,7 +107,7 @@ class SequencedRows:
         yield from self._summarized()
 
     def _hold(self, lines: Lines, pieces: Int64s) -> Iterator[Any]:
-        """Hold messages of the range that is being read. Yields the batches that are due."""
+        """Hold messages of the current range. Yields batches when enough bytes are held."""
         length = int(lines.ends[-1] - lines.begins[0])
         if self._bytes + length > JOINED_BYTES:
             yield from self._built()
@@ -118,7 +118,7 @@ class SequencedRows:
             yield from self._built()
 
     def _built(self) -> Iterator[Any]:
-        """Yield the batches of the messages that are held, and count those that do not fit."""
+        """Yield the batches of the held messages, and count misfits."""
         if not self._held:
             return
         lines = Lines.together([each for each, _ in self._held])
@@ -150,7 +150,7 @@ class SliceTask:
     parts: tuple[NumberedRange, ...]
     layout: RowLayout
     client: ClientConfig = field(repr=False)
-    """With a token for the slice's journals instead of keys."""
+    """The client's configuration, with a token for the slice's journals instead of keys."""
     routes: Routes = field(repr=False)
 
     def read(self) -> Iterator[Any]:
@@ -166,7 +166,7 @@ class SliceTask:
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """Reads slices of a plan. The input rows are the numbers of slices."""
+    """Reads slices of a plan. Its input rows are numbers of slices."""
 
     slices: tuple[SliceTask, ...]
 
@@ -184,11 +184,11 @@ class PlannedRows(NamedTuple):
     plan: ReadPlan
 
     def by_tasks(self, spark: SparkSession) -> DataFrame:
-        """Return the rows, read by tasks on demand. Spark starts no process to plan them."""
+        """Return the rows, which tasks read on demand. Unlike for a data source, Spark starts no planning process."""
         return self.partitions(spark).mapInArrow(self.task, self.schema)
 
     def partitions(self, spark: SparkSession) -> DataFrame:
-        """Return the task's input: the numbers of its slices, each in a partition of its own."""
+        """Return the task's input: the numbers of its slices, each in its own partition."""
         return numbered_partitions(spark, len(self.task.slices), self.plan.places)
 
     def read_here(self) -> Any:
@@ -198,13 +198,13 @@ class PlannedRows(NamedTuple):
 
 def sequenced_layout(schema: StructType, framing: ReadFraming, zone: tzinfo | None) -> RowLayout:
     """Return the layout of an application's columns and of columns for sequencing. Raises InvalidInput."""
-    # Only the columns that are needed below, because rows are cached with all their columns.
+    # Only the necessary columns, because rows are cached with all their columns.
     asked = StructType([*_NEEDED, *map(required, schema.fields)])
     return parsed_layout(asked, None, Misfits.KEPT, framing, zone)
 
 
 def planned_rows(layout: RowLayout, plan: ReadPlan, client: ClientConfig, routes: Routes) -> PlannedRows:
-    """Return the rows of a plan in a sequenced layout. Tasks try `routes` first."""
+    """Return the rows of a plan in a sequenced layout. Tasks try the brokers in `routes` first."""
     slices = []
     for parts in plan.numbered():
         journals = {part.range.journal for part in parts}
@@ -216,7 +216,7 @@ def planned_rows(layout: RowLayout, plan: ReadPlan, client: ClientConfig, routes
 def choose_committed(
     spark: SparkSession, rows: DataFrame, decisions: Mapping[int, RangeDecision], *, commits: bool
 ) -> DataFrame:
-    """Return the committed messages among sequenced rows, each once; with `commits`, with `COMMITTED_AT`."""
+    """Return the committed messages among sequenced rows, each once. `commits` adds the column `COMMITTED_AT`."""
     messages = rows.where(F.col(PIECE_COLUMN) != SUMMARY_PIECE)
     pieces: dict[int, dict[str, int]] = {}
     for number, each in decisions.items():
@@ -242,7 +242,7 @@ def parse_schema(ddl: str, registered: StructType | None = None) -> StructType:
     """Return the columns of an application's `value_schema`, which may include `COMMITTED_AT`. Raises InvalidInput.
 
     `*` at the beginning stands for the columns of a registered type. These are nullable, because messages of other
-    versions may lack them. A message without a column that the schema itself declares NOT NULL is a misfit.
+    versions may lack them. A message is a misfit if it lacks a column that the schema itself declares NOT NULL.
     """
     require_ddl(ddl)
     star, rest = _ALL.match(ddl), ddl
@@ -299,14 +299,14 @@ def _checked(schema: StructType) -> StructType:
 
 
 def nothing_committed(spark: SparkSession, schema: StructType, *, commits: bool) -> DataFrame:
-    """Return an application's frame for a transaction without messages."""
+    """Return the empty frame with an application's columns and metadata."""
     names = [name.removeprefix(PARSED_PREFIX) for name in (*METADATA, *([COMMITTED_AT] if commits else []))]
     own = [StructField(PARSED_PREFIX + name, FIELDS[name].dataType) for name in names]
     return spark.createDataFrame([], StructType([*_nullable(schema.fields).fields, *own]))
 
 
 def parsed_values(rows: DataFrame, schema: StructType) -> DataFrame:
-    """Return rows with the application's columns, which workers have parsed already."""
+    """Return only the application's columns, which workers have already parsed, and metadata."""
     return rows.select(*(column_named(name) for name in schema.names), *_metadata(rows))
 
 
@@ -315,10 +315,10 @@ def _metadata(rows: DataFrame) -> list[str]:
 
 
 class CheckedRows(NamedTuple):
-    """The committed messages of a transaction, as the policy for misfits has them."""
+    """The committed messages of a transaction, with the policy for misfits applied."""
 
     rows: DataFrame
-    """The application's columns, with nulls for values that do not fit; no misfits that are dead letters."""
+    """The application's columns, with nulls for values that do not fit, and without dead letters."""
     messages: int
     """The number of `rows`."""
     misfits: int = 0
@@ -327,7 +327,7 @@ class CheckedRows(NamedTuple):
 
 
 def check_misfits(rows: DataFrame, schema: StructType, misfits: MisfitPolicy) -> CheckedRows:
-    """Count committed rows and misfits. Raises CorruptMessage for one that the policy or a NOT NULL forbids."""
+    """Count committed rows and misfits. Raises CorruptMessage for a misfit that the policy or NOT NULL forbids."""
     misfit = F.col(_LINE).isNotNull()
     lacks = [column_named(field.name).isNull() for field in schema.fields if not field.nullable]
     if misfits is not MisfitPolicy.NULLS:

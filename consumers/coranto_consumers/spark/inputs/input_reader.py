@@ -1,4 +1,4 @@
-"""The input of one transaction. Ranges are read once, then their committed messages are chosen."""
+"""The input of one transaction. Ranges are read once, and then their committed messages are selected."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class FoundLong:
-    """Acknowledgements of transactions that are delivered in parts. Rows that are read must not be committed."""
+    """The result of a read that found long transactions, to deliver in parts. The read rows must not be committed."""
 
     transactions: tuple[LongTransaction, ...]
 
@@ -91,7 +91,7 @@ class _Sequencing(NamedTuple):
 
 
 class InputReader:
-    """Reads the inputs of transactions. `name` is the consumer's, for descriptions of Spark's jobs."""
+    """Reads the inputs of transactions. `name` is the consumer's name, for descriptions of Spark jobs."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class InputReader:
         pruning: Pruning,
         max_replay_bytes: int | None = None,
     ) -> Iterator[Input | FoundLong]:
-        """Read ranges that begin where `sources` end. `cuts` are cheap offsets for splits.
+        """Read ranges that begin where `sources` end. `cuts` are offsets where splits are cheap.
 
         Yields FoundLong when more than `max_replay_bytes` of a journal would have to be read again. Raises CorruptData
         when a message is missing. Errors of tasks are Spark's errors.
@@ -158,14 +158,14 @@ class InputReader:
             yield self._input_of(_Sequencing(rows, {journal: result}, summaries), sources)
 
     def expect(self, ranges: Sequence[Range], cuts: Cuts) -> ExpectedRows | None:
-        """Return the messages of ranges as if all were committed, to write and `settle`. None if impossible."""
+        """Return the messages of ranges as if all were committed. Write them, then `settle`. None if impossible."""
         plan = self._plan(ranges, cuts)
         if self._commits or is_little(plan) or is_remote():
             return None
         return ExpectedRows(self._spark, self._planned(plan), self._schema)
 
     def settle(self, expected: ExpectedRows, sources: Sources, pruning: Pruning) -> Input | None:
-        """Return the input of expected messages that were written. None unless all fit, and all are committed."""
+        """Return the input of expected messages that were written. None unless all of them fit and are committed."""
         summaries = expected.summaries()
         if summaries is None or any(summary.misfits for summary in summaries.values()):
             return None
@@ -181,7 +181,7 @@ class InputReader:
         return self._input(CheckedRows(expected.committed, messages), count, _after(sources, results))
 
     def _input_of(self, read: _Sequencing, sources: Sources) -> Input:
-        """Return the input of rows that are sequenced. Raises CorruptMessage for a misfit that ends the run."""
+        """Return the input from sequenced rows. Raises CorruptMessage for a misfit that ends the run."""
         results, summaries = read.results, read.summaries
         count = sum(summary.rows for summary in summaries)
         counts = [result.messages for result in results.values()]
@@ -205,7 +205,7 @@ class InputReader:
         return Input(rows, messages, count, after, not messages, dead, misfits, self._required, lines_at)
 
     def advance(self, ranges: Sequence[Range], sources: Sources, cuts: Cuts, pruning: Pruning) -> dict[str, Source]:
-        """Read ranges as `read` does, for the sources' states only. Return these states."""
+        """Read ranges as `read` does, but return only the states of sources after them."""
         with ExitStack() as kept:
             found = self._sequenced(kept, ranges, sources, cuts, pruning)
             assert isinstance(found, _Sequencing)  # Without a limit, there are no long transactions.
@@ -220,7 +220,7 @@ class InputReader:
         pruning: Pruning,
         max_replay_bytes: int | None = None,
     ) -> _Sequencing | FoundLong:
-        """Read ranges, and what has to be read again for them. The rows are kept until `kept` closes."""
+        """Read ranges, and earlier content that must be read again. Spark keeps the rows until `kept` closes."""
         rows, summaries = self._kept(kept, self._plan(ranges, cuts))
         parts = _by_journal(summaries)
         results = self._results(parts, sources, pruning)
@@ -267,7 +267,7 @@ class InputReader:
     def _plan(
         self, ranges: Sequence[Range], cuts: Cuts, first_number: int = 0, replay: Mapping[str, States] | None = None
     ) -> ReadPlan:
-        max_slices = _SLICES_PER_CORE * cores(self._spark)  # Executors come and go.
+        max_slices = _SLICES_PER_CORE * cores(self._spark)  # Not cached: executors may be added and removed.
         max_bytes = self._max_partition_bytes if isinstance(self._layout.framing, JsonLines) else None
         places: tuple[str, ...] = ()
         if cuts and max_bytes is not None and (executors := executors_of(self._spark)):
@@ -280,7 +280,7 @@ class InputReader:
 
 
 def cores(spark: SparkSession) -> int:
-    """Return the number of tasks that run concurrently, in a session of Spark Connect by its settings."""
+    """Return the number of tasks that run concurrently. For Spark Connect, derive it from the session's settings."""
     try:
         return max(1, int(spark.sparkContext.defaultParallelism))
     except PySparkException:

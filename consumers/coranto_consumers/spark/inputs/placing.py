@@ -1,8 +1,9 @@
 """Placement of tasks: tasks that read one fragment run on one executor, which caches its content.
 
-Adjacent fragments go to one executor, too: the byte before a range shows if a line begins there. Executors get about
-equal shares, and keep their fragments. Large parts of one fragment go to several, because fetching takes less time than
-parsing. Placement is a preference: if an executor is busy for long or gone, Spark runs the task elsewhere.
+Adjacent fragments also go to one executor, because a task reads the byte before its range, which shows if a line begins
+there. Executors get about equal shares, and keep their fragments. A large part of one fragment is split among several
+executors, because fetching takes less time than parsing. Placement is a preference: if an executor is busy for long or
+gone, Spark runs the task elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _log = structlog.get_logger(__name__)
 
 
 class FragmentPlaces:
-    """The executors that recently got fragments, and are likely to have their content."""
+    """The executors that recently read fragments, and probably still cache their content."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[str, int], tuple[str, ...]] = {}
@@ -34,7 +35,7 @@ class FragmentPlaces:
     def place(
         self, ranges: Sequence[Range], cuts: Cuts, executors: Sequence[str], max_bytes: int
     ) -> dict[str, list[Range]]:
-        """Return each executor's ranges. Several share what exceeds `max_bytes` and an even share of a fragment."""
+        """Return each executor's ranges. Splits a fragment that exceeds both `max_bytes` and an even share."""
         pieces = [piece for each in sorted(ranges) for piece in _by_fragment(each, cuts.get(each.journal, ()))]
         share = sum(piece.length for _, piece in pieces) / len(executors)
         parts = [(name, part) for name, piece in pieces for part in split(piece, max(max_bytes, math.ceil(share)))]
@@ -85,7 +86,7 @@ def _by_fragment(whole: Range, cuts: Sequence[int]) -> Iterator[tuple[tuple[str,
 
 
 def executors_of(spark: SparkSession) -> tuple[str, ...]:
-    """Return the executors' locations, as Spark names them. Empty for one, or if unknown, as in Spark Connect."""
+    """Return the executors' locations, as Spark names them. Empty for a single executor, or in Spark Connect."""
     executors = []
     try:
         found = spark.sparkContext._jsc.sc().statusStore().executorList(True).iterator()
@@ -99,7 +100,7 @@ def executors_of(spark: SparkSession) -> tuple[str, ...]:
 
 
 def numbered_partitions(spark: SparkSession, count: int, places: Sequence[str]) -> DataFrame:
-    """Return the numbers below `count` (a column `id`), each in its own partition, with `places` as its location."""
+    """Return the numbers below `count` (column `id`), each in its own partition. `places` are preferred locations."""
     if places:
         try:
             return _placed(spark, places)

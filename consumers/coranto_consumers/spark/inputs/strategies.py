@@ -30,7 +30,7 @@ _OBSERVED_SECONDS: Final = 2.0
 
 
 def is_little(plan: ReadPlan) -> bool:
-    """Return True for so little content that this process reads it."""
+    """Return True if a plan has so little content that this process should read it, without a Spark job."""
     return len(plan.slices) == 1 and sum(part.length for part in plan.numbers) <= WORTHWHILE_BYTES
 
 
@@ -54,7 +54,7 @@ def read_rows(
 
 
 def _summaries(plan: ReadPlan, texts: Iterable[str]) -> dict[Range, RangeSummary] | None:
-    """Return the ranges' summaries. None if some are missing. A task that ran twice may have given its own twice."""
+    """Return the ranges' summaries. None if some are missing. `texts` may have duplicates from tasks that ran twice."""
     found = {summary.number: summary for summary in (RangeSummary.loads(text.encode()) for text in texts)}
     if not set(plan.numbers.values()) <= found.keys():
         return None
@@ -62,7 +62,7 @@ def _summaries(plan: ReadPlan, texts: Iterable[str]) -> dict[Range, RangeSummary
 
 
 class ChooseTask:
-    """Reads partitions, and yields messages with the chosen columns (new name to name). `texts` has the summaries."""
+    """Reads partitions, and yields messages with `columns` (new name to name). `texts` collects the summaries."""
 
     def __init__(self, read: ReadTask, columns: Mapping[str, str]) -> None:
         self._read = read
@@ -81,7 +81,10 @@ class ChooseTask:
 
 
 def chosen_columns(rows: DataFrame, source: DataFrame) -> dict[str, str] | None:
-    """Return the names in `source` of the columns of `rows`; None for more than that, or in Spark Connect."""
+    """Map the columns of `rows` to columns of `source`. None if `rows` does more than select columns.
+
+    Also returns None in Spark Connect.
+    """
     try:
         base: Any = source._jdf.queryExecution().analyzed()
         top: Any = rows._jdf.queryExecution().analyzed()
@@ -124,7 +127,7 @@ class ExpectedRows:
         self.committed = parsed_values(messages, schema)
 
     def batches_of(self, rows: DataFrame) -> tuple[DataFrame, ChooseTask] | None:
-        """Return partitions, and the task that reads an output's rows there; None for more than chosen columns."""
+        """Return partitions, and the task that reads an output's rows from them. None as for `chosen_columns`."""
         columns = chosen_columns(rows, self.committed)
         if columns is None:
             return None
@@ -134,7 +137,7 @@ class ExpectedRows:
         self._added = list(texts)
 
     def summaries(self) -> dict[Range, RangeSummary] | None:
-        """Return the ranges' summaries, after an action. None if it has not read all messages, or not yet."""
+        """Return the ranges' summaries after an action. None if some are missing, or Spark has not reported them."""
         return _summaries(self._planned.plan, self._observed_texts() if self._added is None else self._added)
 
     def _observed_texts(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Options for the begin and end of a read: offsets, times of messages' UUIDs, or the end as of a moment."""
+"""Options for the begin and end of a read: offsets, times of messages' UUIDs, or a moment in time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENDINGS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"
 
 
 def bounds_of(given: Mapping[str, str], name: str, word: str, symbol: int) -> dict[str, int] | None:
-    """Return the offsets by journal of an option; None for its `word`. Raises InvalidInput."""
+    """Return an option's offsets by journal. None if it is `word`, which is the default. Raises InvalidInput."""
     text = given.get(name.lower(), word).strip()
     if text.lower() == word:
         return None
@@ -44,7 +44,7 @@ def bounds_of(given: Mapping[str, str], name: str, word: str, symbol: int) -> di
 
 
 def as_of(given: Mapping[str, str]) -> float | Mapping[str, int] | None:
-    """Return the time in Unix seconds, or the journals' ends, that is asked for. Raises InvalidInput."""
+    """Return the requested time in Unix seconds, or the requested ends of journals, if any. Raises InvalidInput."""
     name = "timestampAsOf" if "timestampasof" in given else "asOf"
     text = given.get(name.lower(), "").strip()
     if not text:
@@ -75,7 +75,7 @@ class TimeSpan:
     end: int | None = None
 
     def mask(self, clocks: UInt64s) -> Mask:
-        """Return the mask of messages in the span, by the clocks of their UUIDs. One without a UUID has no time."""
+        """Return the mask of messages in the span, by the clocks of their UUIDs, and of messages without UUIDs."""
         mask: Mask = np.ones(len(clocks), dtype=np.bool_)
         if self.begin is not None:
             mask &= clocks >= np.uint64(clock_from_ns(self.begin * 1_000_000))
@@ -88,7 +88,7 @@ class TimeSpan:
         """Return the first offset in [begin, head] to read for the span."""
         if self.begin is None:
             return begin
-        # A fragment is stored after its messages were published.
+        # A fragment is stored after its messages are published.
         try:
             fragments = client.fragments(journal)
         except JournalSuspended:
@@ -100,7 +100,7 @@ class TimeSpan:
 
 @dataclass(frozen=True, slots=True)
 class TimeOptions:
-    """The parsed options of times."""
+    """The parsed time options."""
 
     starting: int | Mapping[str, int] | None = None
     ending: int | Mapping[str, int] | None = None
@@ -111,7 +111,7 @@ class TimeOptions:
         return cls(_side(given, "starting"), _side(given, "ending"))
 
     def of(self, journal: str) -> TimeSpan:
-        """Return the span of a journal. Raises InvalidInput when the options leave it out."""
+        """Return the span of a journal. Raises InvalidInput if the options leave out the journal."""
         for side, times in (("starting", self.starting), ("ending", self.ending)):
             if isinstance(times, Mapping) and journal not in times:
                 raise InvalidInput(
@@ -121,7 +121,7 @@ class TimeOptions:
         return self.of_any(journal)
 
     def of_any(self, journal: str) -> TimeSpan:
-        """Return the span of a journal, which has no bounds when the options leave the journal out."""
+        """Return the span of a journal. It has no bounds if the options leave out the journal."""
         sides = (self.starting, self.ending)
         return TimeSpan(*(side.get(journal) if isinstance(side, Mapping) else side for side in sides))
 

@@ -1,4 +1,4 @@
-"""Options for reaching brokers, and the client's configuration."""
+"""Options for the connection to brokers, and their conversion to the client's configuration."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def client_options(config: ClientConfig) -> dict[str, str]:
 
 
 def client_of(given: Mapping[str, str]) -> ClientConfig:
-    """Return the configuration that options mean, whose names are in lower case. Raises InvalidInput."""
+    """Return the client's configuration for options with names in lower case. Raises InvalidInput."""
     endpoint = given.get("endpoint", "")
     if not endpoint:
         raise InvalidInput(f"is required: {OPTIONS['endpoint']}", field="option endpoint")

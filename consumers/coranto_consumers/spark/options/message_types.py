@@ -1,7 +1,7 @@
 """Registered message types for Spark: their framing, and the type of the journals that are read.
 
-A type takes the place of a schema and of the options of a framing. Its version is found when a read, a query or a
-consumer's run begins.
+A type replaces a schema and the options of a framing. Its version is resolved when a read, a query or a consumer's
+first run begins.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_framing(definition: MessageType) -> ReadFraming:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedType:
-    """The version of a type that a read has, and True if the labels of journals name the type."""
+    """The version of a read's message type. `by_labels` is True if the journals' labels name the type."""
 
     version: TypeVersion
     by_labels: bool
@@ -54,7 +54,7 @@ class ResolvedType:
 
     @property
     def labels(self) -> JournalLabels:
-        """The labels of journals that may be read as this type, those included that come later."""
+        """The labels that journals must have to be read as this type, including journals that are found later."""
         name = self.version.name if self.by_labels else None
         return JournalLabels(self.version.definition.content_type or None, name)
 
@@ -62,13 +62,13 @@ class ResolvedType:
 def resolve_type(
     client: SyncJournalClient, registry: str, journals: Sequence[JournalInfo], reference: str | None
 ) -> ResolvedType:
-    """Return the type that a reference names, else the one that all journals name. Raises InvalidInput."""
+    """Return the type that `reference` names, or else the type that all journals' labels name. Raises InvalidInput."""
     with SyncTypeRegistry(client, registry) as types:
         return ResolvedType(types.find_for(journals, reference or ""), not reference)
 
 
 def find_type(client: SyncJournalClient, options: SourceOptions) -> ResolvedType:
-    """Return the type of a read or a write by a registry. Raises as `resolve_type`."""
+    """Return the message type of a read or a write with a registry. Raises as `resolve_type` does."""
     journals = options.selected.list(client, ANY_LABELS)
     assert options.registry is not None  # Otherwise there is no type to find.
     return resolve_type(client, options.registry, journals, options.type_reference)
@@ -82,7 +82,7 @@ def with_type(options: SourceOptions, found: ResolvedType) -> SourceOptions:
 
 
 def registered_schema(found: ResolvedType, options: SourceOptions) -> StructType:
-    """Return a registered type's columns and the requested ones of the source. Raises InvalidInput for equal names."""
+    """Return a registered type's columns and the source's requested columns. Raises InvalidInput for equal names."""
     own = {PARSED_PREFIX + name: field for name, field in FIELDS.items()}
     taken = [name for name in found.schema.names if name in own or name == options.text_column]
     if taken:

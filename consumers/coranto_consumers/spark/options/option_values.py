@@ -12,11 +12,11 @@ from coranto.errors import InvalidInput
 OF_BYTES: Final = " of bytes, such as 67108864"
 OF_TASKS: Final = ", such as 8"
 SPARK_OPTIONS: Final = frozenset(("checkpointlocation", "queryname", "path"))
-"""The options that Spark adds to a source or sink, in lower case. They mean nothing here."""
+"""The options that Spark adds to a source or sink, in lower case. They are ignored."""
 
 
 def require_known(key: str, names: Iterable[str]) -> None:
-    """Raise InvalidInput for an option that has none of these names and is not Spark's own."""
+    """Raise InvalidInput for an option that is neither in `names` nor one of `SPARK_OPTIONS`."""
     known = {name.lower(): name for name in names}
     if key.lower() in known or key.lower() in SPARK_OPTIONS:
         return
@@ -26,7 +26,7 @@ def require_known(key: str, names: Iterable[str]) -> None:
 
 
 def offsets_option(text: str, name: str, words: str) -> dict[str, Any]:
-    """Return the JSON object of an option with offsets, whose values are not checked. Raises InvalidInput."""
+    """Parse an option with offsets as a JSON object. Does not check the object's values. Raises InvalidInput."""
     where = f"option {name}"
     try:
         offsets = json.loads(text)
@@ -40,7 +40,7 @@ def offsets_option(text: str, name: str, words: str) -> dict[str, Any]:
 def number_option(
     given: Mapping[str, str], name: str, default: int, *, least: int = 1, of: str = " of messages, such as 100000"
 ) -> int:
-    """Return the number that an option holds. Raises InvalidInput, which names `of`."""
+    """Return an option's number. Raises InvalidInput, with `of` after "a number" in its text."""
     text = given.get(name.lower(), str(default))
     if not text.isascii() or not text.isdigit() or int(text) < least:
         kind = "a positive number" if least else "a number"
@@ -49,7 +49,7 @@ def number_option(
 
 
 def choice_option(given: Mapping[str, str], name: str, choices: Iterable[str], default: str) -> str:
-    """Return the choice that an option names, in any case. Raises InvalidInput."""
+    """Return the choice that an option names. Case is ignored. Raises InvalidInput."""
     text, found = given.get(name.lower(), default), {each.lower(): each for each in choices}
     if text.lower() not in found:
         raise InvalidInput(f"{text!r} is not one of {', '.join(found.values())}", field=f"option {name}")
@@ -57,7 +57,7 @@ def choice_option(given: Mapping[str, str], name: str, choices: Iterable[str], d
 
 
 def flag_option(given: Mapping[str, str], name: str, default: bool) -> bool:
-    """Return True or False, as an option says. Raises InvalidInput."""
+    """Return an option's boolean value. Raises InvalidInput."""
     text = given.get(name.lower(), str(default)).lower()
     if text not in ("true", "false"):
         raise InvalidInput(f"{text!r} is neither true nor false; write one of them", field=f"option {name}")

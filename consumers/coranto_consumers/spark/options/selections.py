@@ -17,18 +17,18 @@ from coranto_consumers.journals.discovery import JournalLabels, checked, list_jo
 OPTIONS: Final = {
     "assign": 'journals, as a JSON list: ["flights/events/part-000"]',
     "journal": "one journal: flights/events/part-000",
-    "prefix": "the journals whose names begin so: flights/events/",
+    "prefix": "prefix of the names of journals: flights/events/",
     "subscribe": "journals, separated by commas",
     "subscribePattern": "regular expression for whole names of journals: flights/.*",
     "selector": "label selector of journals: name:prefix=flights/events/",
     "stream": "name of a stream; all its segments are read, also after splits: shop/orders",
 }
-"""Exactly one of them is given."""
+"""Exactly one of these options must be given."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedJournals:
-    """The selected journals: these, or the ones that a pattern of whole names or a label selector matches."""
+    """The selected journals: an explicit list, or matches of a pattern for whole names or of a label selector."""
 
     journals: tuple[str, ...] | None = None
     pattern: str | None = None
@@ -102,8 +102,8 @@ def _selector(given: Mapping[str, str]) -> str | None:
 
 
 def stream_selector(stream: str, *, field: str = "stream") -> str:
-    """Return the label selector of a stream's segments, such as for `Application.sources`. Raises InvalidInput."""
-    from coranto.streams.model.stream import segments_selector  # Not for each worker.
+    """Return the label selector of a stream's segments, as for `SparkApplication.sources`. Raises InvalidInput."""
+    from coranto.streams.model.stream import segments_selector  # Workers do not need it.
 
     try:
         validate_journal(stream)

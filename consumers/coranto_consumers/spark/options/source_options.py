@@ -1,4 +1,4 @@
-"""Options of `format("journal")`. Those that Spark's Kafka source has too are spelled as there."""
+"""Options of `format("journal")`. Options that Spark's Kafka source also has use its spelling."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from coranto_consumers.spark.options.option_values import (
 from coranto_consumers.spark.options.selections import SelectedJournals
 
 DEFAULT_MAX_BYTES = 64 << 20
-"""A task costs some 30 ms of processor time in addition to its content, and committed reads of large parts scan less
-for other tasks. A task holds its part in memory (`committed.HELD_BYTES`), so parts are not larger."""
+"""A task costs about 30 ms of CPU time in addition to its content, and larger parts need fewer scans for other tasks in
+committed reads. But a task holds its part in memory (`joint_reading.HELD_BYTES`), so parts are not larger."""
 
 STREAM_OPTIONS = {
     "maxBytesPerTrigger": "bytes of content that a micro-batch reads at most: 268435456 (default)",
     "maxOffsetsPerTrigger": "messages that a micro-batch reads at most (default: as many as there are)",
     "minOffsetsPerTrigger": "messages to wait for before a micro-batch (default: none)",
-    "acceptJournals": "ID/JOURNAL, separated by commas: journals that have the content of earlier ones of their names, "
-    "so that a query continues in them at its offsets",
+    "acceptJournals": "ID/JOURNAL, separated by commas: journals that have the content of earlier journals of the same "
+    "name, so that a query continues in them at its offsets",
     "maxTriggerDelay": "longest wait for minOffsetsPerTrigger: 15m (default)",
     "trigger": "processingTime, if the query has this trigger: PySpark before 4.2 needs it for limits of micro-batches",
 }
@@ -56,23 +56,24 @@ OPTIONS = {
     "column is the source's own)",
     "mode": "for values that do not fit their columns: PERMISSIVE (null, default) or FAILFAST (an error)",
     "columnNameOfCorruptRecord": "column for lines that do not fit, if the schema has it: _corrupt_record (default)",
-    "timeZone": "time zone of TIMESTAMP columns for texts that name none, such as Europe/Paris: the session's",
+    "timeZone": "time zone of TIMESTAMP columns for times without one, such as Europe/Paris: use the session's",
     **framings.OPTIONS,
     "registry": "journal that registers message types: columns and framing come from the type that messageType names, "
     "or else from the type in the journals' labels",
-    "metadataColumns": "the source's own columns to add to a registered type's columns, as _journal,_offset: none",
+    "metadataColumns": "the source's own columns to add to a registered type's columns, as _journal,_offset (default: "
+    "none)",
     "failOnDataLoss": "whether offsets whose content is gone are an error (true, default) or a warning (false)",
     **STREAM_OPTIONS,
 }
 
 
 class Isolation(enum.StrEnum):
-    """The isolation of a read, which decides the messages that are read."""
+    """The isolation level of a read."""
 
     READ_COMMITTED = "read_committed"
     """Committed content, each message once. Messages pending or rolled back at the end of the range are left out."""
     READ_UNCOMMITTED = "read_uncommitted"
-    """Every message as it is written, with duplicates, pending messages and acknowledgements."""
+    """Every message in the journal, including duplicates, pending messages and acknowledgements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,32 +84,33 @@ class SourceOptions:
     selected: SelectedJournals
     isolation: Isolation
     parses: bool
-    """True if columns are fields of messages, although the source has columns of these names."""
+    """True if columns are fields of messages even if they have the names of the source's own columns."""
     misfits: Misfits
     framing: ReadFraming
     zone: tzinfo | None
-    """The time zone of texts with a time that name none. None: such texts are an error."""
+    """The time zone of times without one. None: times without a zone are errors."""
     starting: Mapping[str, int] | None = None
     """None means earliest."""
     ending: Mapping[str, int] | None = None
     """None means latest."""
     as_of: float | Mapping[str, int] | None = None
-    """A time in Unix seconds or ends of journals, instead of `ending`. Content then counts from 0 on by default."""
+    """A time in Unix seconds or ends of journals, instead of `ending`. By default, the read then begins at each
+    journal's first offset, even if that content is gone."""
     max_bytes: int = DEFAULT_MAX_BYTES
     max_records: int | None = None
     min_partitions: int = 1
     cache_bytes: int = DEFAULT_CACHE_BYTES
-    """Bytes of fragments that the executors of a machine keep. 0: none."""
+    """The maximum bytes of fragments that the executors of a machine cache. 0: none."""
     text_column: str = "_corrupt_record"
     fail_on_data_loss: bool = True
     times: TimeOptions = field(default_factory=TimeOptions)
     labels: JournalLabels = field(default_factory=JournalLabels)
     registry: str | None = None
-    """The journal with the type of the messages. `framing` and `labels` must then match the type."""
+    """The journal that registers the type of the messages. `framing` and `labels` must then match the type."""
     type_reference: str | None = None
-    """The type in the registry. None: the one that journals' labels name."""
+    """The type in the registry. None: the type that the journals' labels name."""
     metadata: tuple[str, ...] = ()
-    """The columns in addition to the type's columns, if the user gives no schema."""
+    """The source's columns to add to the type's columns, if the user gives no schema."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -116,7 +118,7 @@ class SourceOptions:
         given = {key.lower(): value for key, value in options.items()}
         for key in options:
             require_known(key, OPTIONS)
-        # Unparsed lines cannot become null, so the default for them is an error.
+        # Unparsed lines cannot become null, so invalid ones are errors unless `mode` is given.
         misfits = Misfits(choice_option(given, "mode", (Misfits.PERMISSIVE, Misfits.FAILFAST), Misfits.PERMISSIVE))
         tolerant = "mode" in given and misfits is Misfits.PERMISSIVE
         registry, parse = _registry(given), given.get("parse", "")
@@ -166,7 +168,7 @@ def type_reference(given: Mapping[str, str]) -> str | None:
     """Return the message type that an option names, if any. Raises InvalidInput."""
     if "messagetype" not in given:
         return None
-    from coranto.types.references import parse_reference  # Not for each worker.
+    from coranto.types.references import parse_reference  # Workers do not need it.
 
     return str(parse_reference(given["messagetype"], field="option messageType"))
 
@@ -185,7 +187,7 @@ def _metadata(given: Mapping[str, str], registry: str | None) -> tuple[str, ...]
 
 
 def zone_option(name: str) -> tzinfo:
-    """Return the time zone of a name. Raises InvalidInput."""
+    """Return the time zone with a name. Raises InvalidInput."""
     if (zone := zone_of(name)) is None:
         raise InvalidInput(f"{name!r} is not a time zone: write it as Europe/Paris or +01:00", field="option timeZone")
     return zone

@@ -5,12 +5,12 @@
     catalog = SqlCatalog("lake", uri="postgresql+psycopg://…", warehouse="s3://lake/")
     SparkConsumer(application, client, IcebergStore(catalog, "shop.orders"), spark).run_until_caught_up()
 
-Tasks write Parquet files, and one commit of the catalog adds them with the checkpoint, under the fence
-(`stores/iceberg/owner.py`). The driver merges rows with keys: it rewrites the files that have the keys.
+Tasks write Parquet files, and one commit of the catalog adds them together with the checkpoint, under the fence
+(`stores/iceberg/owner.py`). The driver merges rows with keys: it rewrites the files that have these keys.
 
-Each transaction has its own folder in each table's data location. After the commit, files in it that the commit does
-not name are removed, of losing attempts or only staged. The next commit and the next owner check the folder again,
-since a hanging attempt may still write.
+Each transaction has its own folder in each table's data location. After the commit, files in the folder that the commit
+did not add are removed: staged files, and files of losing attempts. The next commit and the next owner check the folder
+again, because a hung attempt may still write.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _SWEPT_TRANSACTIONS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Rows of an output, in uncommitted files or carried."""
+    """Rows of an output: in uncommitted files, in staged files, or carried to the driver."""
 
     table: str
     plan: MergePlan
@@ -73,7 +73,7 @@ class Written:
 
 @dataclass(slots=True)
 class _Transaction:
-    """The folder of a transaction, and the files in it that its commit names, by table."""
+    """The folder of a transaction, and the files in it that the commit adds, by table."""
 
     folder: str
     named: dict[str, set[str]] = field(default_factory=dict)
@@ -83,10 +83,10 @@ class IcebergStore(OutputStore[Written]):
     """Tables of a pyiceberg catalog, with a consumer's checkpoint in one of them, its *home*.
 
     Tables are named `namespace.name`. Tables given as SQLAlchemy definitions are created if absent, in `namespace` if
-    they name no schema, and partitioned by the columns in `Table.info["partition_by"]`. The catalog must be
-    pyiceberg's SQL catalog on PostgreSQL or SQLite, where all tables of a transaction commit in one transaction of its
-    database; or its REST catalog, where the home must be the only table. Other writers may append to the tables,
-    compact them and expire their snapshots.
+    they have no schema, and partitioned by the columns in `Table.info["partition_by"]`. The catalog must be pyiceberg's
+    SQL catalog on PostgreSQL or SQLite, where all tables of a transaction commit in one transaction of the database; or
+    pyiceberg's REST catalog, where the home must be the only table. Other writers may append to the tables, compact
+    them and expire their snapshots.
 
     Use an instance in one driver only, for one consumer at a time.
     """
@@ -94,7 +94,7 @@ class IcebergStore(OutputStore[Written]):
     def __init__(
         self, catalog: Catalog, home: Table | str, *, namespace: str = "default", relaxed_durability: bool = False
     ) -> None:
-        """Open the store. With `relaxed_durability` the catalog may lose commits in a crash. Raises InvalidInput."""
+        """`relaxed_durability` accepts a catalog that may lose commits in a crash. Raises InvalidInput."""
         self._namespace = namespace
         self._home = home
         self._owner = IcebergOwner(catalog, self._name_of(home), relaxed_durability=relaxed_durability)
@@ -102,7 +102,7 @@ class IcebergStore(OutputStore[Written]):
 
     @classmethod
     def at(cls, url: str) -> IcebergStore:
-        """Return the store of a URL such as iceberg://lake/shop.orders, whose home must exist.
+        """Return the store at a URL such as iceberg://lake/shop.orders. Its home must exist.
 
         pyiceberg's settings define the catalog `lake`. Tables without a schema are in the home's namespace. Raises
         InvalidInput, and SqlStoreError if the catalog does not answer.
@@ -165,7 +165,7 @@ class IcebergStore(OutputStore[Written]):
         return Written(name, plan, output.overwrite, writer, files, staged, carried)
 
     def _planned(self, output: TableOutput) -> tuple[IcebergTable, MergePlan]:
-        """Return the table of an output, created if absent, and the plan for its rows. Raises InvalidInput."""
+        """Return the table of an output, created if absent, and the merge plan for its rows. Raises InvalidInput."""
         name = self._name_of(output.table)
         require_deletes(output, name)
         with self._explained(f"table {name} could not be read"):
@@ -196,7 +196,7 @@ class IcebergStore(OutputStore[Written]):
         self._sweep_losers()
 
     def load(self, table: Table | str) -> IcebergTable | None:
-        """Load a table; None if absent. A name without a namespace is in the store's namespace."""
+        """Load a table. None if absent. A name without a namespace is in the store's namespace."""
         name = f"{self._namespace}.{table}" if isinstance(table, str) and "." not in table else self._name_of(table)
         try:
             return self._owner.catalog.load_table(name)
@@ -204,7 +204,7 @@ class IcebergStore(OutputStore[Written]):
             return None
 
     def _change(self, name: str, outputs: Sequence[Written], done: _Transaction) -> Change:
-        """Return the change of a table, and record the files that it names in `done`."""
+        """Return the change of a table. It records the files that it adds in `done`."""
         first = outputs[0]
         if len(outputs) > 1 and any(each.overwrite or each.plan.keys for each in outputs):
             raise InvalidInput(
@@ -236,7 +236,7 @@ class IcebergStore(OutputStore[Written]):
         return change
 
     def _sweep_losers(self) -> None:
-        """Remove files in folders of recent transactions that their commits do not name. The next owner sweeps, too."""
+        """Remove files in folders of recent transactions that the commits did not add. The next owner does so, too."""
         for transaction in self._recent:
             named = set[str]().union(*transaction.named.values())  # Tables may share their location and folder.
             for name in transaction.named:
@@ -248,7 +248,7 @@ class IcebergStore(OutputStore[Written]):
     def _find(self, table: Table | str) -> IcebergTable:
         name = self._name_of(table)
         if isinstance(table, str) and name == self._owner.home:
-            table = self._home  # It may have a definition.
+            table = self._home  # The home may have been given as a definition.
         return find_or_create(self._owner.catalog, name, None if isinstance(table, str) else table)
 
     def _name_of(self, table: Table | str) -> str:
@@ -259,7 +259,7 @@ class IcebergStore(OutputStore[Written]):
 
     @contextmanager
     def _explained(self, problem: str) -> Iterator[None]:
-        """Raise the store's error for a failure of the catalog or of files."""
+        """Convert failures of the catalog or of files to errors of the store."""
         try:
             yield
         except FAILURES as error:

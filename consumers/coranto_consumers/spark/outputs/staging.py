@@ -33,21 +33,21 @@ EXACT: Final = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-"""Options of Spark's JSON writer for microseconds; it writes milliseconds by default."""
+"""Options of Spark's JSON writer for microseconds. By default it writes milliseconds."""
 
 
 CARRIED_TO_APPEND: Final = 8 << 20
-"""The most bytes of rows that one of the first tasks carries to the driver, which then writes them."""
+"""The maximum bytes of rows that one of the first tasks returns ("carries") to the driver, which then writes them."""
 CARRIED_TO_MERGE: Final = 1 << 20
-"""The limit for rows with keys, which have to be staged anyway: if they are many, by the tasks in parallel.
+"""The limit for rows with keys, which must be staged in any case. Tasks stage many rows faster, in parallel.
 
-On PostgreSQL it is `CARRIED_TO_APPEND`: a table of the session takes a third of the time.
+On PostgreSQL, the limit is `CARRIED_TO_APPEND`: staging in a temporary table takes a third of the time.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Rows that are ready to be merged: in a stage table, or here."""
+    """Rows that are ready to be merged: in a stage table, or in `carried`."""
 
     plan: MergePlan
     stage: Table
@@ -61,7 +61,7 @@ class Staged:
     sql: StagedSql | None = None
 
     def merge(self, connection: Connection) -> None:
-        """Merge the rows, or run statements for them. Carried rows to append go directly to their table."""
+        """Merge the rows, or run SQL statements on them. Carried rows to append are written directly to their table."""
         attempts, rows = self.attempts, self.rows
         is_appended = not self.plan.keys and self.sql is None
         if self.plan.keys and not attempts and self.sql is None and connection.dialect.name == "postgresql":
@@ -97,7 +97,7 @@ class Published:
 
 
 def plan_of(output: TableOutput) -> MergePlan:
-    """Return the plan to merge the rows of an output. Raises InvalidInput when they do not fit the table."""
+    """Return the merge plan for the rows of an output. Raises InvalidInput if they do not fit the table."""
     table = table_of(output)
     plan = plan_merge(table, output.rows.columns, output.keys, output.merge, output.delete)
     require_deletes(output, table.name)
@@ -105,7 +105,7 @@ def plan_of(output: TableOutput) -> MergePlan:
 
 
 def table_of(output: TableOutput) -> Table:
-    """Return the table of an output in a SQL store. Raises InvalidInput for features that only `IcebergStore` has."""
+    """Return the table of an output for a SQL store. Raises InvalidInput for features that only `IcebergStore` has."""
     if isinstance(output.table, str):
         raise InvalidInput("a table in SQL needs its definition: a Table of SQLAlchemy", field=f"table {output.table}")
     if output.overwrite:
@@ -128,7 +128,7 @@ def require_deletes(output: TableOutput, name: str) -> None:
 def can_carry(plan: MergePlan) -> bool:
     """Return True if writing rows directly into a plan's table has the same result as a merge.
 
-    A merge is a SQLAlchemy statement: it sets defaults of other columns, and rejects values for generated ones.
+    A merge is a SQLAlchemy statement: it sets defaults of other columns, and rejects values for generated columns.
     """
     others = [column for name, column in plan.table.c.items() if name not in plan.columns]
     own = [plan.table.c[name] for name in plan.columns]
@@ -140,7 +140,7 @@ def can_carry(plan: MergePlan) -> bool:
 def publish_journal_outputs(
     outputs: Sequence[JournalOutput], client: SyncJournalClient, ids: SettledIds | None = None
 ) -> Published:
-    """Publish the messages of outputs as pending, under ids of `ids`, else new ones. Raises InvalidInput."""
+    """Publish the messages of outputs as pending, under producer ids of `ids`, or new ones. Raises InvalidInput."""
     intents: defaultdict[str, bytes] = defaultdict(bytes)
     rollbacks: defaultdict[str, bytes] = defaultdict(bytes)
     uses: dict[ProducerId, Use] = {}
@@ -164,7 +164,7 @@ def publish_journal_outputs(
 
 
 def _keys_and_values(output: JournalOutput, *, keyed: bool) -> tuple[DataFrame, tuple[StructField, ...] | None]:
-    """Return the rows' keys and values, and the fields that tasks encode; None if Spark makes texts of them."""
+    """Return the rows' keys and values, and the fields that tasks encode as JSON: None if Spark encodes the values."""
     rows = output.rows
     wanted = {"key", "value"} if keyed and output.mapping != "random" else {"value"}
     if missing := sorted(wanted - set(rows.columns)):

@@ -46,7 +46,7 @@ class OutputStore(ABC, Generic[W]):
     """A store of outputs, used by one driver. `shard` is the consumer's name, and `W` the handle of written rows."""
 
     writes_optimistically = False
-    """True if rows may be written before they are known to be committed. The next commit removes unused rows."""
+    """True if rows may be written before their messages are known to be committed. A commit removes unused rows."""
 
     @property
     @abstractmethod
@@ -59,7 +59,7 @@ class OutputStore(ABC, Generic[W]):
         return self.name
 
     def require_fence(self, shard: str, fence: int) -> None:
-        """Raise Fenced if a later owner has raised the fence since. A store without an answer is left for later."""
+        """Raise Fenced if a later owner has raised the fence. Ignores a store that is temporarily unavailable."""
         try:
             found = self.read(shard)
         except SqlStoreError as error:
@@ -71,13 +71,13 @@ class OutputStore(ABC, Generic[W]):
 
     @abstractmethod
     def raise_fence(self, shard: str) -> Restored:
-        """Raise the fence of a consumer: no earlier owner can commit. Raises InvalidInput and SqlStoreError."""
+        """Raise the fence of a consumer, so that no earlier owner can commit. Raises InvalidInput and SqlStoreError."""
 
     @abstractmethod
     def resume(self, shard: str, fence: int) -> Checkpoint:
-        """Return the last checkpoint of a fence's owner, after a failure: none of its commits can take effect any more.
+        """Return the last checkpoint of the owner of `fence`, after a failure. Its pending commits can no longer apply.
 
-        Raises Fenced when a later owner has raised the fence, CorruptData when the store has an earlier fence and so
+        Raises Fenced when a later owner has raised the fence, CorruptData when the store has a lower fence, and thus
         has lost commits, and SqlStoreError.
         """
 
@@ -87,9 +87,9 @@ class OutputStore(ABC, Generic[W]):
 
     @abstractmethod
     def write(self, output: TableOutput, shard: str, fence: int, expected: ExpectedRows | None = None) -> W:
-        """Let tasks write the rows of an output, for `commit` to make them visible. Raises InvalidInput.
+        """Let tasks write the rows of an output. `commit` makes them visible. Raises InvalidInput.
 
-        `expected` are the messages of the rows, if these are not known to be committed (`writes_optimistically`).
+        `expected` has the messages of the rows if these are not known to be committed (`writes_optimistically`).
         """
 
     def prepare(self, sql: StagedSql) -> None:
@@ -97,21 +97,21 @@ class OutputStore(ABC, Generic[W]):
         raise InvalidInput(f"{self.name} runs no SQL: let the application return tables only", field="outputs")
 
     def write_sql(self, output: SqlOutput, shard: str, fence: int) -> W:
-        """Let tasks write the rows of an output for SQL. Raises InvalidInput as `prepare`, and for other columns."""
+        """Let tasks write the rows of an output for SQL. Raises InvalidInput as `prepare`, and for missing columns."""
         raise InvalidInput(f"{self.name} runs no SQL: let the application return tables only", field="outputs")
 
     def write_all(self, made: Made, shard: str, fence: int, expected: ExpectedRows | None = None) -> list[W]:
-        """Write the rows of outputs for tables, and then those for SQL. Raises as `write` and `write_sql`."""
+        """Write the rows of outputs for tables, and then for SQL. Raises as `write` and `write_sql` do."""
         written = [self.write(output, shard, fence, expected) for outputs in made for output in outputs.tables]
         return written + [self.write_sql(output, shard, fence) for outputs in made for output in outputs.sql]
 
     @abstractmethod
     def read(self, shard: str) -> Restored | None:
-        """Return a consumer's fence and checkpoint. None if it never started. Raises InvalidInput for a retired one."""
+        """Return a consumer's fence and checkpoint. None if it never started. Raises InvalidInput if it is retired."""
 
     @abstractmethod
     def compare(self, made: Outputs) -> None:
-        """Raise InvalidInput for rows that tables cannot take, or missing privileges. Creates absent tables."""
+        """Raise InvalidInput for rows that do not fit tables, or for missing privileges. Creates absent tables."""
 
     def rejection(self, made: Outputs, shard: str, fence: int) -> RejectedRow | None:
         """Write the rows of outputs in a transaction that is rolled back. Return the store's rejection, if any."""
@@ -119,11 +119,11 @@ class OutputStore(ABC, Generic[W]):
 
     @abstractmethod
     def commit(self, shard: str, fence: int, written: Sequence[W], checkpoint: Checkpoint, merged: Merged) -> None:
-        """Commit written rows, together with the checkpoint. On return they are durable.
+        """Commit written rows together with the checkpoint. On return they are durable.
 
-        `merged` is called once, when only the commit itself is left. Raises Fenced when a later owner has raised the
-        fence and SqlStoreError when the store rejected the commit (nothing was committed), InvalidInput for rows that
-        do not fit, and CommitOutcomeUnknown.
+        `merged` is called once, just before the commit itself. Raises Fenced when a later owner has raised the fence
+        and SqlStoreError when the store rejected the commit (nothing was committed), InvalidInput for rows that do not
+        fit, and CommitOutcomeUnknown.
         """
 
 
@@ -190,7 +190,7 @@ class SqlOutputs(OutputStore[Staged]):
         sql: StagedSql | None = None,
         expected: ExpectedRows | None = None,
     ) -> Staged:
-        """Let tasks stage rows, or carry at most `most` bytes each. Tasks that read `expected` messages stage them."""
+        """Let tasks stage rows, or carry at most `most` bytes each. With `expected`, the tasks also read messages."""
         read = None if expected is None else expected.batches_of(rows)
         given, choose = read or (rows, None)
         task = StageTask(self._store.url, stage, shard, fence, most, choose)
@@ -239,7 +239,7 @@ class SqlOutputs(OutputStore[Staged]):
 
 
 class WindowRows(SqlOutputs):
-    """The store of one window's outputs, with its number in `coranto_window`. `recorded` is the log's identity."""
+    """The store of one window's outputs. Fills `coranto_window` with its number. `recorded` is the log's identity."""
 
     writes_optimistically = False
 
@@ -264,7 +264,7 @@ class WindowRows(SqlOutputs):
         return [self.write(output, shard, fence) for output in tables]
 
     def _begin(self, connection: Connection, checkpoint: Checkpoint) -> Checkpoint:
-        after = replace(checkpoint, identity=Identity())  # The log has it, for all windows.
+        after = replace(checkpoint, identity=Identity())  # The log records the identity for all windows.
         self._log.record(connection, checkpoint.identity, self._recorded)
         self._log.claim(connection, self._window, after, time.time())
         return after
@@ -272,7 +272,7 @@ class WindowRows(SqlOutputs):
     def _merge(self, connection: Connection, written: Sequence[Staged]) -> None:
         tables: dict[str, Table] = {each.plan.table.fullname: each.plan.table for each in written}
         if self._letters is not None:
-            tables[self._letters.fullname] = self._letters  # Delete old letters even if there are none now.
+            tables[self._letters.fullname] = self._letters  # Delete earlier dead letters even if there are none now.
         for table in tables.values():
             numbers = table.c[WINDOW_COLUMN]
             connection.execute(delete(table).where(numbers.between(self._window.first, self._window.last)))
@@ -280,7 +280,7 @@ class WindowRows(SqlOutputs):
 
 
 def _of_window(output: TableOutput, window: Window) -> TableOutput:
-    """Add the column with the window's number to an output. Raises InvalidInput for a table without the column."""
+    """Add the column with the window's number to an output. Raises InvalidInput if the table lacks the column."""
     table = table_of(output)
     where = f"table {table.name}"
     if WINDOW_COLUMN not in table.c:

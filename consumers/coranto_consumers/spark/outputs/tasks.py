@@ -1,7 +1,7 @@
 """Tasks for an output's rows: they stage rows in the store, write them as files of an Iceberg table, or publish them.
 
-Each returns the identity of its attempt, which the driver needs to commit the rows: an attempt id, files or
-acknowledgements; or the rows themselves if they are few. Rows of attempts that do not win have no effect.
+Each attempt returns the data that the driver needs to commit its rows: an attempt id, files or acknowledgements, or the
+rows themselves if they are few. Rows of losing attempts have no effect.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from coranto_consumers.stores.iceberg.writing import FileWriter  # Needs the extra `lake`.
 
 Batches = Iterator[Any]
-"""Arrow record batches (pyarrow has no types)."""
+"""Arrow record batches (pyarrow has no type hints)."""
 
 _WITH_FULL_SHARE: Final = 8
 _STAGED: Final = pa.schema({"attempt": pa.string(), "rows": pa.int64(), "carried": pa.binary(), "summary": pa.string()})
@@ -49,15 +49,15 @@ STAGED, FILES, PUBLISHED = map(from_arrow_schema, (_STAGED, _FILES, _PUBLISHED))
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
-    """Stages the rows of a partition, or carries few of them. Yields (attempt, rows, carried), then summaries."""
+    """Stages the rows of a partition, or carries a few rows. Yields (attempt, rows, carried), then summaries."""
 
-    store_url: str = field(repr=False)  # It may hold a password.
+    store_url: str = field(repr=False)  # May contain a password.
     stage: Table
     shard: str
     fence: int
     carried_bytes: int = 0
     choose: ChooseTask | None = None
-    """Reads the rows and summaries, if the partition does not have the rows themselves."""
+    """Reads the rows and summaries if the partition has only numbers of slices."""
 
     def __call__(self, batches: Batches) -> Batches:
         with errors_to_driver():
@@ -80,9 +80,9 @@ class StageTask:
 
 
 def _taken(batches: Batches, carried_bytes: int) -> tuple[list[Any], bool]:
-    """Take the batches that this task may carry to the driver. Return them, and True if there are no others.
+    """Take the batches that this task may carry to the driver. Return them, and True if no batches are left.
 
-    Tasks carry less the higher their numbers are: 10,000 of them at most 80 times as much as one.
+    Tasks with higher numbers carry less, so 10,000 tasks carry at most 80 times as much as one.
     """
     context = TaskContext.get()
     held, left = [], carried_bytes // (1 + (0 if context is None else context.partitionId()) // _WITH_FULL_SHARE)
@@ -95,7 +95,7 @@ def _taken(batches: Batches, carried_bytes: int) -> tuple[list[Any], bool]:
 
 
 def _drained(held: list[Any], batches: Batches) -> Batches:
-    """Yield batches that were taken, without keeping them, and the ones after them."""
+    """Yield the batches that were taken, releasing each one, and then the remaining batches."""
     while held:
         yield held.pop(0)
     yield from batches
@@ -138,14 +138,14 @@ class WriteFilesTask:
 
 @dataclass(frozen=True, slots=True)
 class PublishTask:
-    """Publishes the rows (`key`, `value`) of a partition as pending. Yields each journal's acknowledgement."""
+    """Publishes the rows (`key`, `value`) of a partition as pending messages. Yields each journal's acknowledgement."""
 
     client: ClientConfig
     journals: tuple[str, ...]
     mapping: MappingName
     pool: IdPool
     fields: tuple[StructField, ...] | None = None
-    """The fields of values that are structs. None: values are texts of JSON objects."""
+    """The fields of values that are structs. None: values are JSON objects as text."""
 
     def __call__(self, batches: Batches) -> Batches:
         first = next(batches, None)

@@ -1,4 +1,4 @@
-"""Tokens for tasks. Keys stay in the driver; tasks get tokens for the journals that they read or write, no others."""
+"""Tokens for tasks. Keys stay in the driver; tasks get tokens for the journals that they read or write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coranto.security.tokens import BearerToken, Capability, Claims, Keys, Secre
 from coranto.wire import protocol_pb2 as pb
 
 DEFAULT_TOKEN_SECONDS: Final = 6 * 3600.0
-"""The lifetime of a task's token in seconds: a stage does not take longer."""
+"""The lifetime of a task's token in seconds. No stage should take longer."""
 _MAX_SCOPE_BYTES: Final = 1536
 """The size limit for selectors in tokens, which are sent with each call."""
 
@@ -24,7 +24,10 @@ def for_tasks(
     journals: Iterable[str] | pb.LabelSelector,
     seconds: float = DEFAULT_TOKEN_SECONDS,
 ) -> ClientConfig:
-    """Return the configuration for tasks: keys become a token for journals, or for the folders of too many."""
+    """Return the configuration for tasks, with a token instead of keys.
+
+    The token is for `journals`, or for their folders if the token would be too large.
+    """
     if not isinstance(config.auth, Keys):
         return config
     scope = journals if isinstance(journals, pb.LabelSelector) else _scope(journals)

@@ -1,8 +1,8 @@
-"""The archive of classes that halves the processor time of starting local sessions.
+"""The class archive, which halves the CPU time of starting local sessions.
 
-Java can map the classes that Spark's driver loads from a file (class data sharing). `new_session` uses it if it is
-there; `tools/class_archive.py` makes it. Java ignores an unsuitable file, but crashes over one that was cut off, so the
-name tells the size.
+With class data sharing, Java maps the classes that Spark's driver loads from a file. `new_session` uses the file if it
+exists; `tools/class_archive.py` creates it. Java ignores an unsuitable file, but crashes with a truncated one, so the
+file's name contains its size.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Final
 from coranto.process.java import java_program
 
 SILENT: Final = "-Xlog:disable -Xlog:all=error:stderr"
-"""Otherwise Java would print a warning about an archive that does not suit it."""
+"""Suppresses Java's warning about an unsuitable archive."""
 
 
 def find_archive() -> Path | None:
-    """Return the path of the archive for this Java and PySpark. None if there is none, or it is not whole."""
+    """Return the path of the archive for this Java and PySpark. None if it does not exist, or is truncated."""
     folder, name = archive_place() or (None, "")
     if folder is None:
         return None
@@ -34,7 +34,7 @@ def find_archive() -> Path | None:
 
 
 def archive_place() -> tuple[Path, str] | None:
-    """Return the folder of archives, in `~/.cache` (or `$XDG_CACHE_HOME`), and how this one's name begins."""
+    """Return the folder of archives, in `~/.cache` (or `$XDG_CACHE_HOME`), and the prefix of the archive's name."""
     java, spark = find_java(), find_spec("pyspark")
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache")
@@ -44,7 +44,7 @@ def archive_place() -> tuple[Path, str] | None:
         return None
     try:
         release = version("pyspark")
-    except PackageNotFoundError:  # It is not installed but on the path, as the archive of a cluster.
+    except PackageNotFoundError:  # PySpark is not installed, but on the path, as in a cluster's archive.
         return None
     facts = [java.resolve(), java.stat().st_mtime_ns, spark.origin, release]
     digest = hashlib.sha256(repr([str(fact) for fact in facts]).encode()).hexdigest()[:16]
@@ -52,12 +52,12 @@ def archive_place() -> tuple[Path, str] | None:
 
 
 def archive_options() -> str:
-    """Return the options of Java to use the archive; none if there is no archive."""
+    """Return Java's options to use the archive. Empty without an archive."""
     path = find_archive()
     return f'"-XX:SharedArchiveFile={path}" {SILENT}' if path is not None else ""
 
 
 def find_java() -> Path | None:
-    """Return the path of the `java` that Spark runs on; None if there is none."""
+    """Return the path of the `java` that Spark runs on. None if there is no Java."""
     java = java_program()
     return java if java is not None and java.exists() else None

@@ -1,4 +1,4 @@
-"""Clients of tasks: a cache of fragments that processes on one machine share, and joint reads of small ranges."""
+"""Clients of tasks: a fragment cache that processes on one machine share, and concurrent reads of small ranges."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from coranto_consumers.journals.ranges import Range
 from coranto_consumers.journals.reading import OVERRUN_BYTES, JournalContent, contiguous
 
 _LOCAL_FOLDERS: Final = "SPARK_EXECUTOR_DIRS"
-"""The variable with an application's local folders, from a standalone worker to its executors."""
+"""The environment variable with an application's local folders, which standalone workers set for executors."""
 
 
 def executor_folder() -> Path | None:
-    """Return the folder of this executor, driver or planner, which Spark removes with it. None outside of Spark."""
+    """Return the folder of this executor, driver or planner, which Spark removes at its end. None outside of Spark."""
     if SparkFiles._is_running_on_worker or SparkContext._active_spark_context is not None:
         return Path(SparkFiles.getRootDirectory())
     return None
@@ -35,10 +35,10 @@ def executor_folder() -> Path | None:
 def machine_folder() -> Path | None:
     """Return a folder shared by an application's executors on this machine, or else this executor's folder.
 
-    Standalone workers give executors common local folders, which they remove when the application has ended, and keep
-    working folders for a week. On YARN, working folders are in the application's. Machines may share a network drive,
-    and locks and mapped files work on one machine only, so the name contains the machine's. None outside of Spark's
-    processes.
+    Standalone workers give executors common local folders, which they remove after the application has ended; they keep
+    working folders for a week. On YARN, working folders are inside the application's folder. The name contains the
+    machine's name, because machines may share a network drive, but file locks and mapped files work on one machine
+    only. None outside of Spark's processes.
     """
     folder = executor_folder()
     if folder is None:
@@ -53,7 +53,7 @@ def machine_folder() -> Path | None:
 
 
 def task_client(config: ClientConfig, cache_bytes: int = DEFAULT_CACHE_BYTES) -> SyncJournalClient:
-    """Return a client that shares the fragments it fetches with the other processes of the application."""
+    """Return a client that shares fetched fragments with the application's other processes on this machine."""
     folder = machine_folder() if cache_bytes else None
     cache = None if folder is None else DiskCache(folder / "coranto-fragments", cache_bytes)
     return SyncJournalClient.of(replace(config, disk_cache=cache), timeout=config.retry_timeout)
@@ -69,7 +69,7 @@ SMALL_BYTES: Final = 256 << 10
 
 
 class SmallRanges:
-    """The content of ranges that are read in turn, as `JournalContent`. `small` are the prefetched ranges."""
+    """The content of ranges that are read in order, as `JournalContent`. `small` are the prefetched ranges."""
 
     def __init__(self, client: JournalContent, small: Sequence[JournalRange], contents: Iterator[Sequence[Chunk]]):
         self._client = client
@@ -92,7 +92,7 @@ class SmallRanges:
 
 @contextmanager
 def read_together(client: SyncJournalClient, parts: Sequence[Range], framing: ReadFraming) -> Iterator[JournalContent]:
-    """Yield the content of ranges, to be read in this order, each once: small ones several concurrently."""
+    """Yield the content of ranges, to be read once each, in this order. Prefetches small ranges concurrently."""
     reads = [_first_read(part, framing) for part in parts if part.length > 0]
     small = [each for each in reads if each.length <= SMALL_BYTES]
     if len(small) < 2:
@@ -106,6 +106,6 @@ def read_together(client: SyncJournalClient, parts: Sequence[Range], framing: Re
 
 
 def _first_read(part: Range, framing: ReadFraming) -> JournalRange:
-    """Return the content of a range, with the bytes after it that a last line of usual length needs."""
+    """Return the first read of a range. It includes enough bytes after the range for a last line of usual length."""
     start = part.start if isinstance(framing, JsonLines) else part.begin
     return JournalRange(part.journal, start, min(part.limit, part.end + OVERRUN_BYTES), part.journal_id)

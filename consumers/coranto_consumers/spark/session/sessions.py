@@ -29,12 +29,12 @@ from coranto_consumers.spark.session.class_archive import archive_options, find_
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""The variable that `spark-submit` sets for the program that it runs."""
+"""The environment variable that `spark-submit` sets for the program that it runs."""
 
 _DESCRIPTION = "spark.job.description"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
-"""Options before those, which users do not set."""
+"""The options that precede `_JAVA_OPTIONS`. Users usually do not set them."""
 
 _SETTINGS: Mapping[str, str] = {
     _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
@@ -43,22 +43,22 @@ _SETTINGS: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.driver.memory": "2g",
-    # Otherwise journals are read whole, whatever filters say of their offsets and times.
+    # Otherwise whole journals are read, even with filters on offsets and times.
     "spark.sql.python.filterPushdown.enabled": "true",
     # Aggregates of one transaction are small, so more partitions than cores only cost time.
     "spark.sql.shuffle.partitions": "2",
-    # The rows of a transaction are kept until it has committed. To compress them takes half of the time of reading.
+    # The rows of a transaction are kept until it has committed. Compression would take half as long as reading.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
 }
 
 _LOCAL_SETTINGS: Mapping[str, str] = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-"""Settings without executors on other machines, which have to reach the driver."""
+"""Settings for sessions without executors on other machines, which would have to reach the driver."""
 
 _IN_PROCESS_SETTINGS: Mapping[str, str] = {"spark.python.daemon.module": "coranto_consumers.spark.session.workers"}
-"""Settings without other executors, which may have another environment of Python."""
+"""Settings for sessions without other executors, which might have another Python environment."""
 
 _QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
-"""Java's setting to compile quickly rather than well. Otherwise the compiler takes most of the first minute's time."""
+"""Java's option for quick compilation without optimization. Otherwise the compiler uses most of the first minute."""
 
 _INTERPRETER = """#!/bin/sh
 # Spark puts a zip of PySpark first, and each Python process would compile the zip's modules again. This interpreter has
@@ -70,7 +70,7 @@ exec {python} "$@"
 
 
 def settings_for(master: str) -> dict[str, str]:
-    """Return the settings for consumers on a master, without those that depend on the cluster."""
+    """Return the settings for consumers on a master, without settings that depend on the cluster."""
     return {
         **_SETTINGS,
         **(_LOCAL_SETTINGS if _is_local(master) else {}),
@@ -79,7 +79,7 @@ def settings_for(master: str) -> dict[str, str]:
 
 
 def running_session() -> SparkSession | None:
-    """Return the session that this process has already; None if it has none."""
+    """Return this process's session. None if there is none."""
     try:
         active = SparkSession.active()
     except PySparkRuntimeError:
@@ -93,9 +93,9 @@ def new_session(
 ) -> SparkSession:
     """Return a new session on `master`. `settings` override the settings for consumers.
 
-    A session that the process has already is returned as it is. For `short` sessions, of a few minutes, Java compiles
-    quickly rather than well. Python workers run on this interpreter, unless PYSPARK_PYTHON names another. Raises
-    InvalidInput without Java.
+    If the process already has a session, returns it unchanged. For `short` sessions, of a few minutes, Java compiles
+    quickly, without optimization. Python workers run on this interpreter, unless PYSPARK_PYTHON names another one.
+    Raises InvalidInput without Java.
     """
     if (running := running_session()) is not None:
         return running
@@ -119,8 +119,8 @@ def new_session(
 def start_session(app_name: str, master: str | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
     """Return the session of a program: a new one, by default on `local[2]`, or the session of `spark-submit`.
 
-    The latter gets consumers' settings of Spark's SQL that `spark-submit` did not give. Raises InvalidInput without
-    Java, and for a master or settings if `spark-submit` has started the program.
+    The session of `spark-submit` gets the `spark.sql.*` settings for consumers that it lacks. Raises InvalidInput
+    without Java, and for a master or settings if `spark-submit` has started the program.
     """
     if _SUBMITTED not in os.environ:
         return new_session(app_name, master=master or "local[2]", settings=settings)
@@ -138,7 +138,7 @@ def start_session(app_name: str, master: str | None = None, settings: Mapping[st
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Run a job that does nothing, so that Java has loaded what jobs need, and Python's workers have started."""
+    """Run an empty job, so that Java loads the classes for jobs, and Python's workers start."""
     tasks = max(1, spark.sparkContext.defaultParallelism)
     spark.range(0, tasks, 1, tasks).mapInArrow(_unchanged, "id BIGINT").count()
 
@@ -165,13 +165,13 @@ def described(spark: SparkSession, text: str) -> Iterator[None]:
 
 @contextmanager
 def _workers_on(interpreter: str) -> Iterator[None]:
-    """Have a session that starts now run its workers on an interpreter, unless the environment names another one."""
+    """Make sessions that start in the block run their workers on an interpreter, unless the environment names one."""
     names = [name for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON") if name not in os.environ]
     os.environ |= dict.fromkeys(names, interpreter)
     try:
         yield
     finally:
-        # Sessions that others start in this process or its children have an interpreter that stays.
+        # Other sessions of this process and its children need an interpreter that is not removed.
         os.environ |= dict.fromkeys(names, sys.executable)
 
 
@@ -187,7 +187,7 @@ def _is_in_process(master: str) -> bool:
 
 @functools.cache
 def _local_interpreter() -> str:
-    """Return a command that runs this interpreter with its own PySpark. It is there as long as this process lives."""
+    """Return a command that runs this interpreter with its own PySpark. It exists until this process ends."""
     if ".zip" in pyspark.__file__:
         return sys.executable
     folder = tempfile.TemporaryDirectory(prefix="coranto-spark-")

@@ -1,7 +1,7 @@
 """Errors of tasks. They reach the driver with their types and fields, although Spark passes on only text.
 
-A task's error gets a note of one line, JSON in base 64, so that its text is there to read once. The traceback of a
-value that a user gave is left out: it is about Coranto's own modules.
+A task's error gets a note of one line, JSON in base64, so that the error's text is readable only once. The traceback of
+an InvalidInput is left out, because it shows only Coranto's own modules.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from coranto.errors import CorantoError, InvalidInput, Outcome
 _MARK: Final = "coranto-error: "
 _LINE: Final = re.compile(re.escape(_MARK) + r"([0-9A-Za-z_=-]+)")
 _HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
-"""Spark's variable that omits the traceback of a worker that ends with an error."""
+"""Spark's environment variable that omits the traceback when a worker ends with an error."""
 _LACKING: Final = re.compile(r"No module named '(coranto|coranto_consumers|pyspark_coranto|pyspark_coranto_name)[.']")
-"""The words of executors that have no Coranto to tell it by."""
+"""Matches the import errors of executors without Coranto."""
 _NOT_DISCOVERED: Final = re.compile(r"\[DATA_SOURCE_NOT_FOUND\][^\n]*\b(journal|coranto)\b")
 
 
 @contextmanager
 def errors_to_driver() -> Iterator[None]:
-    """Note errors of Coranto such that `error_of_task` finds them again. Wrap all work of a task in it."""
+    """Add a note to Coranto's errors, which `error_of_task` decodes. Wrap all work of a task in this context."""
     try:
         yield
     except CorantoError as error:
@@ -43,7 +43,7 @@ def errors_to_driver() -> Iterator[None]:
 
 @contextmanager
 def errors_of_tasks() -> Iterator[None]:
-    """Raise the error of Coranto that ended a task or a query in place of Spark's own."""
+    """Raise the Coranto error that ended a task or a query instead of Spark's error."""
     try:
         yield
     except PySparkException as error:
@@ -54,8 +54,8 @@ def errors_of_tasks() -> Iterator[None]:
 
 
 def error_of_task(error: BaseException) -> CorantoError | None:
-    """Return the error of Coranto, with plain fields, that ended a task or a query; None for other errors."""
-    # Text before the last one may be a quotation.
+    """Return the Coranto error, with plain fields, that ended a task or a query. None for other errors."""
+    # Only the last match is certainly a note: earlier ones may be quoted text.
     for found in reversed(_LINE.findall(str(error))):
         try:
             encoded = json.loads(urlsafe_b64decode(found))
@@ -84,7 +84,7 @@ def error_of_task(error: BaseException) -> CorantoError | None:
 
 
 def text_of_task(error: CorantoError) -> str:
-    """Return a text for Spark's own `raise_error`; `error_of_task` finds the error in it."""
+    """Encode an error as text for Spark's `raise_error`. `error_of_task` decodes it."""
     return f"{error} {_MARK}{_dumps(error)}"
 
 
@@ -95,10 +95,10 @@ def _dumps(error: CorantoError) -> str:
 
 
 def _is_worker() -> bool:
-    """Return True in a process that Spark has started for a task or a plan. It ends with the error.
+    """Return True in a process that Spark has started for a task or a plan. The process ends with its error.
 
-    The process of a streaming reader does not count: Spark replaces an error of its start, and only the traceback shows
-    both.
+    Returns False in the process of a streaming reader: Spark replaces an error at its start, and only the traceback
+    shows both errors.
     """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec is not None and spec.name.startswith("pyspark.") and ".streaming." not in spec.name

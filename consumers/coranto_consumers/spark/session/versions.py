@@ -1,12 +1,12 @@
 """The differences between the versions of PySpark that Coranto supports, 4.0 to 4.3.
 
-Other modules import from here the names that some version lacks or spells in another way. Features that a version
-lacks raise VersionTooOld (`require_spark`).
+Other modules import names that some version lacks, or spells differently, from here. Features that a version lacks
+raise VersionTooOld (`require_spark`).
 
 =======  ===============================================================================================================
 before   missing
 =======  ===============================================================================================================
-4.1      filters of batch reads; `DataSourceStreamArrowWriter`, whose place a writer of batches takes
+4.1      filters of batch reads; `DataSourceStreamArrowWriter`, which is replaced by a writer of batches
 4.2      `latestOffset` with a start and a limit, so `PositionedReader` remembers the start, and limits need an option;
          several batches with `Trigger.AvailableNow`; heads in the progress of queries
 =======  ===============================================================================================================
@@ -39,7 +39,7 @@ else:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 
     class DataSourceStreamArrowWriter(DataSourceStreamWriter, DataSourceArrowWriter):
-        """A writer of a query's batches. Spark 4.0 gives Arrow batches to each instance of DataSourceArrowWriter."""
+        """A writer of a query's batches. Spark 4.0 passes Arrow batches to any instance of DataSourceArrowWriter."""
 
 
 if TYPE_CHECKING or SPARK >= (4, 2):
@@ -47,7 +47,7 @@ if TYPE_CHECKING or SPARK >= (4, 2):
 else:
 
     class ReadLimit:
-        """The limit of a batch, which a reader asks itself to keep."""
+        """The limit of a batch, which `PositionedReader` passes to the reader."""
 
     class ReadAllAvailable(ReadLimit):
         """No limit."""
@@ -59,7 +59,7 @@ else:
             self.max_bytes = max_bytes
 
     class SupportsTriggerAvailableNow:
-        """A mark that means nothing before 4.2."""
+        """A marker class without effect before 4.2."""
 
 
 __all__ = [
@@ -78,19 +78,19 @@ def require_spark(feature: str, needed: tuple[int, int], instead: str | None = N
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema of rows that tasks give to Spark, with timestamps in UTC."""
+    """Return the Arrow schema of rows that tasks pass to Spark, with timestamps in UTC."""
     if SPARK >= (4, 2):
         return to_arrow_schema(schema, timezone="UTC")
     return to_arrow_schema(schema)
 
 
 def push_filters() -> Any:
-    """Return the method of batch readers that takes filters; None in a version without it."""
+    """Return the method of batch readers that takes filters. None in versions without it."""
     return getattr(DataSourceReader, "pushFilters", None)
 
 
 def register_source(spark: SparkSession, *sources: type[DataSource]) -> None:
-    """Make data sources known to a session. One that is known already stays as it is."""
+    """Register data sources in a session. Sources that are already registered are left unchanged."""
     for source in sources:
         try:
             spark.dataSource.register(source)
@@ -100,12 +100,12 @@ def register_source(spark: SparkSession, *sources: type[DataSource]) -> None:
 
 
 class PositionedReader(DataSourceStreamReader):
-    """A stream reader for Spark before 4.2, which tells a reader neither where a batch begins nor its limit.
+    """A stream reader for Spark before 4.2, which passes a reader neither the begin of a batch nor its limit.
 
-    The first batch begins at the initial offset. Before the first batch of a query with a checkpoint, Spark asks for
-    the empty batch at the query's offset, and before any batch that it repeats, for that batch. Each other one begins
-    where the last one ends. With `spark.sql.streaming.triggerAvailableNowWrapper.enabled`, `Trigger.AvailableNow` asks
-    for the end first. Of a query with a checkpoint this assumes a wrong begin, which is an error.
+    The first batch begins at the initial offset, and each other batch where the previous one ended. For a query with a
+    checkpoint, Spark first asks for the partitions of the empty batch at the query's offset, or of the batch that it
+    repeats. But with `spark.sql.streaming.triggerAvailableNowWrapper.enabled`, `Trigger.AvailableNow` asks for the end
+    offset first. For a query with a checkpoint, the reader then assumes a wrong begin, which is an error.
     """
 
     def __init__(self, reader: DataSourceStreamReader, *, limited: bool) -> None:
@@ -113,7 +113,7 @@ class PositionedReader(DataSourceStreamReader):
         self._limit = self._reader.getDefaultReadLimit() if limited else ReadAllAvailable()
         self._position: dict[str, Any] | None = None
         self._assumed: dict[str, Any] | None = None
-        """The begin of the first batch, until Spark asks for its partitions."""
+        """The assumed begin of the first batch, until Spark asks for its partitions."""
 
     def initialOffset(self) -> dict[str, Any]:
         return cast(dict[str, Any], self._reader.initialOffset())
@@ -149,11 +149,11 @@ class PositionedReader(DataSourceStreamReader):
 def stream_reader(
     reader: DataSourceStreamReader, *, limits: Sequence[str], processing_time: bool
 ) -> DataSourceStreamReader:
-    """Return a reader of streaming queries in the form that this version of Spark calls.
+    """Return a reader of streaming queries with the interface that this version of Spark calls.
 
-    Before 4.2, `Trigger.AvailableNow` and `Trigger.Once` run one batch, and no reader can see the trigger. One of
-    `limits` would leave out the rest, so it raises VersionTooOld unless the user says that the query has a
-    `processing_time` trigger.
+    Before 4.2, `Trigger.AvailableNow` and `Trigger.Once` run a single batch, and readers cannot see the trigger. With
+    `limits`, this batch would leave out content. So these raise VersionTooOld unless the user declares that the query
+    has a `processing_time` trigger.
     """
     if SPARK >= (4, 2):
         return reader

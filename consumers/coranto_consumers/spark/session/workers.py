@@ -1,8 +1,9 @@
 """The parent of a local session's Python workers, in place of `pyspark.daemon` (`spark.python.daemon.module`).
 
-It imports the workers' modules before it forks, so that only a session's first worker waits for them. Workers collect
-garbage after each task, except for its objects, which would take 50 ms, and keep freed memory for the next block. Its
-argument is the workers' module: one for tasks, and one for each step of planning a read.
+It imports the workers' modules before it forks, so that only a session's first worker waits for the imports. Workers
+collect garbage after each task. The parent's objects are excluded, which saves 50 ms per task, and freed memory is kept
+for later blocks. The command's argument is the workers' module: one for tasks, and one for each step of planning a
+read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ IMPORTED: Final = (
 
 
 def imported_for(module: str) -> tuple[str, ...]:
-    """Return the modules that workers of a module need. Planning needs fewer than tasks."""
+    """Return the modules to import for workers that run `module`. Planning needs fewer modules than tasks."""
     return IMPORTED if module == TASKS else (module, "coranto_consumers.spark.source.data_source")
 
 

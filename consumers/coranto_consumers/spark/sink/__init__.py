@@ -1,1 +1,1 @@
-"""`write.format("journal")` and `writeStream`: rows as messages, published once, whatever is tried how often."""
+"""`write.format("journal")` and `writeStream`: rows are published as messages exactly once, whatever is retried."""

@@ -1,4 +1,4 @@
-"""Rows that wait for their UUIDs: columns, or texts of JSON objects; their types, and a digest of them."""
+"""Rows to publish as messages, without UUIDs yet: columns, or JSON objects as text. Their types, and their digest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ENCODABLE: Final = (
 
 
 def require_encodable(kind: T.DataType, place: str) -> None:
-    """Raise InvalidInput, naming `place`, for a type that would not arrive in a message as it left."""
+    """Raise InvalidInput, with `place`, for a type whose values JSON messages cannot preserve."""
     require_text_keys(kind, place, field="schema")
     for where, part in _parts(kind, place):
         if isinstance(part, T.StructType):
@@ -44,7 +44,7 @@ def require_encodable(kind: T.DataType, place: str) -> None:
 
 
 def require_text_keys(kind: T.DataType, place: str, *, field: str) -> None:
-    """Raise InvalidInput about `field`, naming `place`, for a map on any level without text keys."""
+    """Raise InvalidInput for `field`, with `place`, if a map at any level has keys that are not strings."""
     for where, part in _parts(kind, place):
         if isinstance(part, T.MapType) and not isinstance(part.keyType, _TEXTS):
             raise InvalidInput(
@@ -55,7 +55,7 @@ def require_text_keys(kind: T.DataType, place: str, *, field: str) -> None:
 
 
 def is_encodable(kind: T.DataType) -> bool:
-    """Return True if `require_encodable` refuses nothing of a type."""
+    """Return True if `require_encodable` accepts a type."""
     try:
         require_encodable(kind, "value")
     except InvalidInput:
@@ -64,7 +64,7 @@ def is_encodable(kind: T.DataType) -> bool:
 
 
 def _parts(kind: T.DataType, place: str) -> Iterator[tuple[str, T.DataType]]:
-    """Yield a type and all that it consists of, each with its place."""
+    """Yield a type and all types nested in it, each with its place."""
     yield place, kind
     match kind:
         case T.StructType():
@@ -77,7 +77,7 @@ def _parts(kind: T.DataType, place: str) -> Iterator[tuple[str, T.DataType]]:
 
 
 class Rows(Protocol):
-    """Rows of one batch, each a message."""
+    """The rows of one batch. Each row is a message."""
 
     def __len__(self) -> int: ...
 
@@ -89,7 +89,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ObjectTextRows:
-    """Rows that are texts of JSON objects, in an Arrow array."""
+    """Rows that are JSON objects as text, in an Arrow array."""
 
     texts: Any
 
@@ -108,7 +108,7 @@ class ObjectTextRows:
 
 @dataclass(frozen=True, slots=True)
 class ColumnRows:
-    """Rows that are columns, of types that `require_encodable` lets pass."""
+    """Rows that are columns, of types that `require_encodable` accepts."""
 
     fields: tuple[StructField, ...]
     columns: tuple[Any, ...]
@@ -116,13 +116,13 @@ class ColumnRows:
 
     @classmethod
     def of_structs(cls, fields: Sequence[StructField], column: Any) -> ColumnRows:
-        """Return the rows that are the structs of a column. Raises InvalidInput for a null."""
+        """Convert a column of structs to rows. Raises InvalidInput for a null."""
         _require_values(column)
         return cls.of(fields, [column.field(at) for at in range(len(fields))], len(column))
 
     @classmethod
     def of(cls, fields: Sequence[StructField], columns: Sequence[Any], count: int) -> ColumnRows:
-        """Return the rows of columns, which may come in chunks."""
+        """Convert columns, which may be chunked, to rows."""
         whole = (each.combine_chunks() if isinstance(each, pa.ChunkedArray) else each for each in columns)
         return cls(tuple(fields), tuple(whole), count)
 
@@ -136,7 +136,7 @@ class ColumnRows:
     def lines(self, framing: JsonLines, producer: ProducerId, first_clock: int, flags: Flags) -> Any:
         names = [field.name for field in self.fields]
         if framing.path and framing.path[0] in names:
-            # The UUID comes into the value of this column.
+            # The UUID is inserted into the value of this column.
             texts = object_texts(names, self.columns, self.count).cast(pa.string())
             return stamped_lines(texts, framing, producer, first_clock, flags)
         return stamped_columns(names, self.columns, self.count, framing, producer, first_clock, flags)
@@ -149,15 +149,16 @@ def _require_values(column: Any) -> None:
 
 _UUID: Final = 36
 _NODE: Final = 24
-"""The place of the producer in the text of a UUID."""
+"""The index of the producer in the text of a UUID."""
 _ALL: Final = 1 << 64
 
 
 class RowDigest:
-    """A digest of messages that does not depend on their order, nor on how they are divided among tasks and batches.
+    """A digest of messages that does not depend on their order, nor on their division among tasks and batches.
 
-    It identifies the content of a query's batch, whose number alone does not: the sum of the mixed checksums of
-    messages without their UUIDs, which differ in each attempt. It finds accidental differences, not constructed ones.
+    It identifies the content of a query's batch, because the batch's number alone does not. It is the sum of mixed
+    checksums of the messages without their UUIDs, which differ in each attempt. It detects accidental differences, not
+    malicious ones.
     """
 
     def __init__(self, messages: int = 0, total: int = 0) -> None:
@@ -188,7 +189,7 @@ class RowDigest:
 
 
 def _elsewhere(content: Bytes, behind: Int64s, producer: ProducerId) -> list[int]:
-    """Return the lines that have their UUID not at their beginning, because their texts had a value where it comes."""
+    """Return the numbers of lines whose UUID is not at the beginning: their text already had the UUID's field."""
     node = np.frombuffer(producer.hex().encode(), dtype=np.uint8)
     places = (behind - (_UUID - _NODE))[:, None] + np.arange(len(node))
     return np.flatnonzero((content[np.minimum(places, len(content) - 1)] != node).any(axis=1)).tolist()

@@ -1,18 +1,19 @@
-"""Producer ids that tasks use again, so that readers of an output need not remember a new one for each task.
+"""Reuse of producer ids by tasks, so that readers of an output do not have to track a new producer for each task.
 
 Only clocks distinguish a producer's messages. So two attempts must never write under one id at the same time, and an
-acknowledgement of an earlier use must never arrive during a later one:
+acknowledgement of an earlier use must never arrive during a later use:
 
-- An id belongs to the executor that made it. Its tasks **take** ids by renaming files, so only one of them gets each.
+- An id belongs to the executor that created it. The executor's tasks **take** ids by renaming files, so that each id is
+  taken by only one task.
 - An id is free again once its last use is **settled**: the transaction has committed, and its acknowledgements are
-  appended, each by a single attempt. A failed or losing attempt is never settled, so its id is never used again.
-- Only one instance of a consumer uses a folder, under fences without a gap. After an interruption, another instance may
-  append the last acknowledgements again at any time, so the interrupted one begins a new folder.
+  appended, each by a single append attempt. A failed or losing attempt is never settled, so its id is never reused.
+- Only one instance of a consumer uses a folder, under fences without a gap. After a gap, another instance may append
+  the last acknowledgements again at any time, so the instance switches to a new folder.
 
-A consumer's driver remembers the settled uses (`SettledIds`). Spark plans and commits a query's batch in different
-processes, which share them in a file for each run of the query (`settled_pools`, `settle`). There a use is settled once
-its batch is decided and acknowledged once, and no other process has taken it over (`coranto.publication.batch_ledger`).
-A restarted query, or one whose file is lost, begins with new ids.
+A consumer's driver keeps the settled uses in memory (`SettledIds`). Spark plans and commits a query's batch in
+different processes, which share settled uses in a file per run of the query (`settled_pools`, `settle`). There, a use
+is settled once its batch is decided and acknowledged exactly once, and no other process has taken over the batch
+(`coranto.publication.batch_ledger`). A restarted query, or a query whose file is lost, begins with new ids.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from coranto.messages.uuids import ProducerClock, ProducerId, clock_to_ns, new_p
 from coranto_consumers.spark.session.fetching import executor_folder
 
 _MAX_SETTLED: Final = 1_000
-"""The number of settled uses that tasks get. Ids of older ones are not used again."""
+"""The maximum number of settled uses that tasks get. The ids of older uses are not reused."""
 _TAKEN, _FREE = "taken", "free"
 _RUN: Final = "spark.jobGroup.id"
-"""Spark's name of a query's run, where tasks see it."""
+"""The local property with the id of a query's run, which tasks can read."""
 _MAX_RUNS: Final = 20
 
 _log = structlog.get_logger(__name__)
@@ -56,19 +57,19 @@ class TakenId(NamedTuple):
 
     use: Use
     clock: ProducerClock
-    """Gives clocks after all earlier uses, whatever the executor's own clock."""
+    """Returns clocks above all earlier uses of the id, even if the executor's clock is behind."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdPool:
-    """The ids of one instance of a consumer, as its driver knows them."""
+    """The producer ids of one instance of a consumer, as far as its driver knows."""
 
     name: str | None = None
-    """The name of the instance's folders. Without one, ids are new."""
+    """The name of the instance's folders. None: all ids are new."""
     settled: tuple[Use, ...] = ()
 
     def take(self, folder: Path | None) -> TakenId:
-        """Return a settled id from the folder of an executor, or a new one, also if the folder cannot be used."""
+        """Return a settled id from an executor's folder, or a new id if there is none or the folder is unusable."""
         try:
             found = self._take_settled(folder / "coranto-producers" / self.name) if folder and self.name else None
         except OSError as error:
@@ -79,7 +80,7 @@ class IdPool:
     def _take_settled(self, folder: Path) -> TakenId:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for producer, token, clock in self.settled:
-            # Another task may have done it before, or another executor has the id.
+            # Another task may have freed the id already, or the id belongs to another executor.
             with suppress(FileNotFoundError):
                 (folder / f"{_TAKEN}-{producer.hex()}-{token}").rename(folder / f"{_FREE}-{producer.hex()}-{clock}")
         mine = uuid.uuid4().hex
@@ -101,14 +102,14 @@ def _taken(producer: ProducerId, token: str, behind: int = 0) -> TakenId:
 
 @dataclass(slots=True)
 class SettledIds:
-    """The driver's memory of the ids that the tasks of one instance may use again."""
+    """The driver's record of the ids that the tasks of one instance may reuse."""
 
     _fence: int = 0
     _name: str | None = None
     _uses: dict[ProducerId, Use] = field(default_factory=dict)
 
     def begin(self, fence: int) -> None:
-        """Begin a run under a fence. If another instance had one in between, ids used so far are given up."""
+        """Begin a run under a fence. If another instance has raised the fence in between, drop all ids."""
         if fence != self._fence + 1 or not self._name:
             self._name = uuid.uuid4().hex
             self._uses.clear()
@@ -118,7 +119,7 @@ class SettledIds:
         return IdPool(self._name, tuple(self._uses.values()))
 
     def settle(self, uses: Iterable[Use]) -> None:
-        """Note uses whose acknowledgements are appended, in a transaction that has committed."""
+        """Record uses whose transaction has committed, and whose acknowledgements are appended."""
         self._uses = _latest(self._uses, uses)
 
 
@@ -131,14 +132,14 @@ def _latest(known: Mapping[ProducerId, Use], uses: Iterable[Use]) -> dict[Produc
 
 
 def run_of_task() -> str | None:
-    """Return the id of the run of a query that this task is part of; None if there is none."""
+    """Return the id of the query run of this task. None outside of queries."""
     context = TaskContext.get()
     run = (context.getLocalProperty(_RUN) if context is not None else None) or ""
-    return run if run.replace("-", "").isalnum() else None  # It names files.
+    return run if run.replace("-", "").isalnum() else None  # It is used in file names.
 
 
 def settled_pools() -> dict[str, IdPool]:
-    """Return the ids that tasks of the latest runs may use again, by run."""
+    """Return the ids that tasks of the latest runs may reuse, by run. Deletes the files of older runs."""
     folder = _folder()
     if folder is None:
         return {}

@@ -1,4 +1,4 @@
-"""Publishing of a task's rows as pending messages, by columns. Each attempt is a producer of its own."""
+"""Column-wise publishing of a task's rows as pending messages. Each attempt is a separate producer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from coranto_consumers.spark.sink.producer_ids import IdPool, TakenId, Use
 _APPEND_BYTES: Final = 4 << 20
 _PENDING_BYTES: Final = 32 << 20
 _HELD_BYTES: Final = 16 << 20
-"""The bytes that a task holds back for all journals together, to make appends of a good size of them."""
+"""The maximum bytes that a task buffers for all journals together, so that appends have a good size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Pending:
         return {journal: self._ack(framing, clock) for journal, clock in self.ack_clocks.items()}
 
     def rollbacks(self, framing: JsonLines) -> dict[str, bytes]:
-        """Return acknowledgements that let readers drop the messages, those included that arrive only later."""
+        """Return acknowledgements that make readers drop the messages, including messages that arrive later."""
         return {
             journal: self._ack(framing, self.first_clocks[journal] - 1) + self._ack(framing, clock)
             for journal, clock in self.ack_clocks.items()
@@ -55,7 +55,7 @@ class Pending:
 
 
 class PendingPublisher:
-    """Publishes messages of one attempt."""
+    """Publishes the messages of one attempt."""
 
     def __init__(
         self,
@@ -80,16 +80,16 @@ class PendingPublisher:
         self._random = np.random.default_rng()
 
     def roll_back(self, error: BaseException) -> None:
-        """Tell readers to drop the messages, after an error."""
+        """Append rollbacks after an error, so that readers drop the messages."""
         self._service.cancel()
         try:
             for journal, content in self._pending().rollbacks(self._framing).items():
                 self._client.append(journal, content, retry_unknown=True, retry_timeout=1.0)
         except CorantoError as failure:
-            error.add_note(f"{failure}: readers keep the attempt's messages aside until retention removes them")
+            error.add_note(f"{failure}: readers keep the attempt's messages as pending until retention removes them")
 
     def add(self, rows: Rows, keys: Any = None, names: Any = None) -> None:
-        """Publish rows. Without `names` of journals, they are mapped by `keys`: Arrow texts or binary values."""
+        """Publish rows to the journals in `names`, by default mapped by `keys`. Both are Arrow arrays."""
         if not len(rows):
             return
         clock = self._clock.ticks(len(rows))
@@ -108,7 +108,7 @@ class PendingPublisher:
             begin += messages
 
     def finish(self) -> Pending:
-        """Return once all messages are in their journals."""
+        """Wait until all messages are in their journals, and return them."""
         for journal in list(self._held):
             self._send(journal)
         self._service.flush()
@@ -169,7 +169,7 @@ def publish(
     parts: Iterable[tuple[Rows, Any, Any]],
     digest: RowDigest | None = None,
 ) -> tuple[Pending, Use]:
-    """Publish rows with their keys and journals under an id of a pool. Return pending messages, and the id's use."""
+    """Publish rows with their keys and journals under an id from a pool. Return the pending messages and the use."""
     taken = pool.take(executor_folder())
     publisher = PendingPublisher(client, journals, mapping, framing, taken, digest)
     try:

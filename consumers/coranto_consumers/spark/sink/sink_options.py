@@ -1,4 +1,4 @@
-"""Options of `write.format("journal")` and `writeStream.format("journal")`, and the form of the rows."""
+"""Options of `write.format("journal")` and `writeStream.format("journal")`, and the form of rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SINK_OPTIONS: Final[Mapping[str, str]] = {
     "registry": "journal that registers message types: rows that do not fit the type that messageType names, else the "
     "one that the journals' labels name, are refused",
     "messageType": "with a registry: name of a message type there, as shop.Order or shop.Order@3",
-    "stream": "name of a stream, to whose segments messages go by their keys, through splits and merges: shop/orders",
+    "stream": "name of a stream: messages go to its segments by their keys, through splits and merges: shop/orders",
     "ledger": "journal that records which writes are decided; it is created if it is missing. Default: the name that "
     "journal or prefix gives, below ledgers/; required with other options, for a stream only with writerId",
     "mapping": "journal of a message by its key: rendezvous (default), modulo or random",
@@ -57,12 +57,12 @@ class SinkOptions:
     target: SourceOptions
     """The journals to write to, selected as for a read."""
     stream: str
-    """The stream to write to; empty for journals."""
+    """The stream to write to. Empty for journals."""
     ledger: str
     mapping: MappingName
     key_column: str
     writer_id: str
-    """Empty: the write is known by a name of its own."""
+    """The name of a batch write. Empty: the write gets a unique name."""
     accept_loss: bool
     fail_on_data_loss: bool
     framing: JsonLines
@@ -108,7 +108,7 @@ class SinkOptions:
         )
 
     def typed(self) -> SinkOptions:
-        """Return the options with the registered type that rows have to fit, if any. Raises InvalidInput."""
+        """Return the options with the registered type that rows must fit, if any. Raises InvalidInput."""
         if not self.target.registry:
             return self
         with SyncJournalClient.of(self.client) as client:
@@ -131,20 +131,20 @@ class SinkOptions:
 
 @dataclass(frozen=True, slots=True)
 class RowForm:
-    """The form of rows: a column `value` is the message, with a key and a `journal`; or all columns together are."""
+    """The form of rows. The message is the column `value`, next to a key and `journal`, or all columns together."""
 
     fields: tuple[StructField, ...]
-    """The fields of the message, unless it is the text of a single column."""
+    """The fields of the message. Empty if the message is the text in the column `value`."""
     text: bool
     key: int | None
     journal: int | None
     value: int | None
     registered: TypeVersion | None = None
-    """The registered type that messages have to fit."""
+    """The registered type that messages must fit."""
 
     @classmethod
     def of(cls, schema: StructType, options: SinkOptions, journals: int = 0) -> RowForm:
-        """Return the form of rows of a schema, for so many journals or a stream. Raises InvalidInput."""
+        """Return the form of rows with a schema, for a stream or for `journals` journals. Raises InvalidInput."""
         names = schema.names
         key = names.index(options.key_column) if options.key_column in names else None
         kinds = (StringType,) if options.stream else (StringType, BinaryType)
@@ -177,7 +177,7 @@ class RowForm:
         return form if options.version is None else form._fitting(options.version)
 
     def _fitting(self, version: TypeVersion) -> RowForm:
-        """Return the form for messages of a registered type. Raises InvalidInput for columns that do not fit it."""
+        """Return the form for messages of a registered type. Raises InvalidInput for columns that do not fit."""
         if self.text:
             raise InvalidInput(
                 "the value is a text, whose fields are not known before it is written: make it a struct of the fields "

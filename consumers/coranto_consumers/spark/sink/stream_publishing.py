@@ -1,8 +1,8 @@
 """Publishing of a task's rows to the segments of a stream, as pending events that the driver commits.
 
-Each attempt is a producer of its own. When a segment is sealed, unappended events go to its successors, with new
-clocks; the driver moves appended ones when it commits (`coranto.streams.writer.multi_key.bulk`). If the answer to an
-append is lost, its events are published again under another producer id, so that they count once.
+Each attempt is a separate producer. When a segment is sealed, events that are not appended yet go to its successors,
+with new clocks; the driver moves appended events when it commits (`coranto.streams.writer.multi_key.bulk`). If the
+response to an append is lost, its events are published again under another producer id, so that they count once.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from coranto.streams.writer.multi_key.bulk_parts import EVENTS, BulkPart, restam
 from coranto_consumers.spark.sink.message_rows import RowDigest, Rows
 
 KEPT_PLACES: Final = 1 << 18
-"""The events of a task whose places it tells the driver, 8 bytes each. Others cannot be moved after the task."""
+"""The maximum number of events whose places, 8 bytes each, a task reports to the driver. With more events, none can be
+moved after the task."""
 _APPEND_BYTES: Final = 1 << 20
 _HELD_BYTES: Final = 16 << 20
 _PENDING_BYTES: Final = 32 << 20
 _POLL_SECONDS: Final = 0.05
 _MAX_REFUSALS: Final = 1000
-"""The appends of an attempt that may be refused, or lose their answers."""
+"""The maximum number of an attempt's appends that are rejected, or whose responses are lost."""
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ class _Block:
 
 @dataclass(slots=True)
 class _Segment:
-    """The events of one producer in one segment: those that are held back, under way and durable."""
+    """The events of one producer in one segment: buffered, in flight and durable."""
 
     producer: ProducerId
     first_clock: int
@@ -75,7 +76,7 @@ class _Segment:
 
 
 class SegmentPublisher:
-    """Publishes events of one attempt. `prepared` are journals of segments that are known to be ready for them."""
+    """Publishes the events of one attempt. `prepared` are journals of segments that are ready for pending events."""
 
     def __init__(
         self, client: SyncJournalClient, stream: str, prepared: Iterable[str] = (), digest: RowDigest | None = None
@@ -85,7 +86,7 @@ class SegmentPublisher:
         self._name = stream
         self._prepared = set(prepared)
         self._producer = new_producer_id(os.urandom)
-        self._own: dict[str, ProducerId] = {}  # Of journals that refused something.
+        self._own: dict[str, ProducerId] = {}  # The new producer ids for journals that rejected an append.
         self._refusals = 0
         self._clock = ProducerClock(time.time_ns)
         self._service = client.append_service(
@@ -97,7 +98,7 @@ class SegmentPublisher:
         self._check()
 
     def roll_back(self) -> None:
-        """Tell readers to drop the events, after an error."""
+        """Append rollbacks after an error, so that readers drop the events."""
         self._service.cancel()
         run_blocking(self._roll_back([replace(self._part(*each), last_clock=self._clock.tick()) for each in self._all]))
 
@@ -106,7 +107,7 @@ class SegmentPublisher:
             await roll_back(client, parts)
 
     def add(self, events: Rows, keys: Any) -> None:
-        """Publish events by their routing keys, which are texts. Raises InvalidInput and StreamSealed."""
+        """Publish events by their routing keys, which are strings. Raises InvalidInput and StreamSealed."""
         if not len(events):
             return
         if keys.null_count:
@@ -129,7 +130,7 @@ class SegmentPublisher:
             self._hold(journal, joined(part).tobytes(), first, last, places[rows])
 
     def finish(self) -> tuple[BulkPart, ...]:
-        """Return the parts once all events are in their segments."""
+        """Wait until all events are in their segments, and return the parts."""
         while unsent := [journal for journal, each in self._segments.items() if each.held or each.sent]:
             for journal in unsent:
                 self._send(journal)
@@ -138,7 +139,7 @@ class SegmentPublisher:
         return tuple(self._part(journal, each) for journal, each in self._all if each.events)
 
     def _check(self) -> None:
-        """Learn the active segments. Raises StreamSealed, StreamNotFound and CorruptData."""
+        """Load the active segments. Raises StreamSealed, StreamNotFound and CorruptData."""
         active = decode(self._client.list(segments_selector(self._name))).active()
         if not active:
             raise StreamSealed(f"stream {self._name} is sealed: it takes no more events. Write to another stream")
@@ -146,7 +147,7 @@ class SegmentPublisher:
         self._ends: UInt64s = np.array([segment.range.end for segment in active], dtype=np.uint64)
 
     def _routed(self, places: UInt64s) -> list[tuple[str, Int64s]]:
-        """Return the journals of events, each with the numbers of its events, in their order."""
+        """Return the journals of events, each with the numbers of its events in order."""
         numbers = np.searchsorted(self._ends, places, side="right")
         order: Int64s = np.argsort(numbers, kind="stable")
         present, begins = np.unique(numbers[order], return_index=True)
@@ -168,7 +169,7 @@ class SegmentPublisher:
             self._send(max(self._segments, key=lambda name: self._segments[name].size))
 
     def _drain(self) -> None:
-        """Wait until nothing is left for sealed segments: newer events of their keys go to the successors."""
+        """Wait until no events for sealed segments are left, before newer events of the keys go to the successors."""
         while sealed := [
             journal
             for journal, each in self._segments.items()
@@ -181,7 +182,7 @@ class SegmentPublisher:
     def _send(self, journal: str) -> None:
         segment = self._segments.get(journal)
         if segment is None:
-            return  # Its events have gone elsewhere.
+            return  # Its events were moved to other segments.
         if segment.held:
             if journal not in self._prepared:
                 try:
@@ -200,7 +201,7 @@ class SegmentPublisher:
             await hold_segment(client, journal, self._clock, client.config.retry_timeout)
 
     def _settle(self, journal: str, *, wait: bool) -> None:
-        """Take note of appends that are done, in their order. Events that a sealed segment refused go to others."""
+        """Record completed appends, in order. Publishes events that a segment rejected to other segments."""
         segment = self._segments.get(journal)
         while segment is not None and segment.sent and (wait or segment.sent[0].done.done()):
             block = segment.sent[0]
@@ -218,13 +219,13 @@ class SegmentPublisher:
                 segment.places.append(block.places)
 
     def _publish_elsewhere(self, journal: str, segment: _Segment, error: CorantoError) -> None:
-        """Publish the possibly missing events of a segment, and its held events, to the current segments."""
+        """Publish the events of a segment that may not be appended, and its buffered events, to the active segments."""
         del self._segments[journal]
         self._own[journal] = new_producer_id(os.urandom)
         refused = list(segment.sent)
         segment.sent.clear()
         for block in refused:
-            block.done.exception()  # All that follow have failed, too.
+            block.done.exception()  # All later appends to the segment have failed, too.
         lines = [line for block in refused for line in block.content.split(b"\n")[:-1]]
         lines += [line for content in segment.held for line in content.split(b"\n")[:-1]]
         places: UInt64s = np.concatenate([*(block.places for block in refused), *segment.held_places])
@@ -236,7 +237,7 @@ class SegmentPublisher:
             self._await_change(journal, error)
         self._service.reset(journal)
         for name, rows in self._routed(places):
-            # This segment may have events of another segment that was refused.
+            # The target segment may itself have a new producer id, after a rejected append.
             first = self._clock.ticks(len(rows))
             clocks = [first + number * CLOCK_TICK for number in range(len(rows))]
             stamped = [
@@ -246,7 +247,7 @@ class SegmentPublisher:
             self._hold(name, b"".join(stamped), clocks[0], clocks[-1], places[rows])
 
     def _await_change(self, journal: str, error: CorantoError) -> None:
-        """Learn the active segments once one that refuses events is none. Brokers may not know a new one yet."""
+        """Reload the active segments until a segment that rejects events is not active. Brokers may lag behind etcd."""
         deadline = time.monotonic() + self._client.config.retry_timeout
         while True:
             self._check()

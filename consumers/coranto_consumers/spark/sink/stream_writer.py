@@ -1,12 +1,13 @@
 """The writers of `option("stream", …)`: rows go to the segments of a stream by their routing keys, all or none.
 
 Tasks append events as pending (`stream_publishing.py`), and the driver commits their results as one bulk transaction
-(`coranto.streams.writer.multi_key.bulk`): one append to the stream's journal of decisions makes the write happen.
+(`coranto.streams.writer.multi_key.bulk`): one append to the stream's journal of decisions is the commit.
 
-A query's batch is named by the query's id and its number, a batch write by `writerId`; either is committed once. A
-register of the stream's decisions has the last named write, and a ledger the earlier ones: each is recorded there
-before the register is overwritten. Before the first named write, the stream gets the register, and then the ledger a
-record that it keeps the names of this stream. If one is missing later, it was lost or recreated: the write is refused.
+A query's batch is identified by the query's id and the batch's number, a batch write by `writerId`. Each is committed
+only once. For batch writes, a register of the journal of decisions has the last named write, and a ledger has the
+earlier ones: a name is recorded in the ledger before the register is overwritten. Before the first named write, the
+register is created, and then the ledger gets a record that it keeps the names of this stream. If the register or the
+record is missing later, it was lost, or its journal was recreated: the write is rejected.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class _ToStream(SinkWriter[Parts]):
         self._options = replace(options, client=for_tasks(options.client, capability, scope))
 
     def _check(self) -> None:
-        """Read the earlier named writes, with the capabilities of the given keys."""
+        """Check earlier named writes, while the user's keys are available."""
 
     def _with_committer(self, work: Callable[[BulkCommitter], Coroutine[Any, Any, T]]) -> T:
         async def run() -> T:
@@ -81,7 +82,7 @@ class _ToStream(SinkWriter[Parts]):
                 raise
 
     def _commit(self, written: Sequence[WrittenPartition[Parts]], **write: Any) -> bool:
-        """Commit the results of attempts. `write` has the parameters of `BulkCommitter.commit` for a named write."""
+        """Commit the results of attempts. For a named write, `write` has parameters of `BulkCommitter.commit`."""
         parts = [part for each in written for part in each.pending]
         loss = self._options.accept_loss
         with errors_to_driver():
@@ -102,7 +103,7 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         digest = hashlib.sha256(options.writer_id.encode()).digest()
-        self._number = int.from_bytes(digest[:7], "big") or 1  # Of the name in the register; never 0.
+        self._number = int.from_bytes(digest[:7], "big") or 1  # The number for the name in the register; never 0.
         self._register = f"jobs-{hashlib.sha256(options.ledger.encode()).hexdigest()[:16]}"
         self._is_known = False
         self._last = 0
@@ -110,13 +111,13 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
         super().__init__(options, schema, overwrite, streaming=False)
 
     def _check(self) -> None:
-        """Find out if a named write is done. Raises InvalidInput and LedgerDamaged if names may be missing."""
+        """Find out if a named write is already done. Raises InvalidInput and LedgerDamaged if names may be missing."""
         options = self._options
         if not options.writer_id:
             return
         with SyncJournalClient.of(options.client) as client:
             ledger = self._ledger(client)
-            # The register comes first, so it is read last.
+            # The register is created before the ledger's record, so it is read after the record.
             keeps_names = ledger.find(self._name()) is not None
             last = self._with_committer(lambda committer: committer.last_batch(self._register))
             if last is None:
@@ -129,7 +130,7 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
                     )
                 self._with_committer(lambda committer: committer.enlist(self._register))
             elif last and not keeps_names:
-                ledger.refresh()  # Another job may have written the first name.
+                ledger.refresh()  # Another job may just have recorded the first name.
                 if ledger.find(self._name()) is None and not options.accept_loss:
                     raise LedgerDamaged(
                         f"stream {options.stream} knows named writes whose names should be in {options.ledger}, which "
@@ -143,10 +144,10 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
             self._mark = ledger.mark(*(name for name in names if ledger.find(name) is None))
 
     def _keep(self, last: int) -> bool:
-        """Record the last named write in the ledger, if there is one. Returns True if this one is there."""
+        """Record the last named write in the ledger, if there is one. Returns True if the ledger has this write."""
         options, name, mark = self._options, self._name(last), self._mark
         with SyncJournalClient.of(options.client) as client:
-            if mark is None or last != self._last:  # Another job has written since this one has read the ledger.
+            if mark is None or last != self._last:  # Another job has written since this job read the ledger.
                 ledger = self._ledger(client)
                 is_due = bool(last)
             else:
@@ -165,7 +166,7 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
             ledger.decide(Decision(name, "", 0, time.time(), {}))
 
     def _name(self, number: int | None = None) -> str:
-        """Return the name of a write's record, or, without a number, of the record that names are kept."""
+        """Return the name of a write's record. Without a number: of the record that the ledger keeps names."""
         return f"stream/{self._options.stream}/{'names' if number is None else number}"
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:

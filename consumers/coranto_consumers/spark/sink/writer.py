@@ -1,18 +1,18 @@
 """The writers of `write.format("journal")` and `writeStream.format("journal")`.
 
-Tasks append messages as pending (`publishing.py`). Spark gives the driver the results of the attempts that count, and
-the driver makes the write happen:
+Tasks append messages as pending (`publishing.py`). Spark passes the results of the winning attempts to the driver, and
+the driver commits the write:
 
-1.  **Decide.** One append to the ledger records all acknowledgements. At that moment the write has happened.
+1.  **Decide.** One append to the ledger records all acknowledgements. This is the commit.
 2.  **Acknowledge.** The acknowledgements are appended to their journals, and readers see the messages.
 
-If the driver dies in between, a repeated write finds the decision, appends them and adds nothing. So does any other
-batch write with the same ledger, before its own work, as far as its rights permit.
+If the driver dies in between, a repeated write finds the decision, appends the acknowledgements, and publishes nothing
+else. Any other batch write with the same ledger also does so before its own work, as far as its permissions allow.
 
-A batch write is known by `writerId`, and cannot be repeated without it; a query's batch by the query's id, which its
-checkpoint holds, and its number. Of two queries with one checkpoint, one decides each batch, and the other ends with
-`Fenced`. A query whose checkpoint is older than the ledger ends with `BatchChanged`: its batch has other rows than the
-decided one, or was planned when a later one was decided.
+A batch write is identified by `writerId`, and cannot be repeated without it. A query's batch is identified by the
+query's id, from its checkpoint, and the batch's number. If two queries share a checkpoint, one of them decides a batch,
+and the other ends with `Fenced`. A query whose checkpoint is older than the ledger ends with `BatchChanged`: its batch
+has other rows than the decided batch, or was planned when a later batch was already decided.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class WrittenPartition(WriterCommitMessage, Generic[P]):
-    """The result of an attempt of a task."""
+    """The result of one attempt of a task."""
 
     pending: P
     query: str | None = None
     digest: RowDigest = field(default_factory=RowDigest)
     planned_behind: int | None = None
-    """The last batch of the query that was decided when this one was planned."""
+    """The last decided batch of the query when this batch was planned."""
     run: str | None = None
     use: Use | None = None
-    """The use of a producer id, if the tasks of this run may use it again."""
+    """The use of a producer id, if tasks of this run may reuse the id."""
 
 
 class SinkWriter(Generic[P]):
-    """The common part of all writers. Spark pickles them, and uses them in tasks and in the driver."""
+    """The common part of all writers. Spark pickles writers, and uses them in tasks and in the driver."""
 
     _last_batches: Mapping[str, int]
-    """Of each query, when this writer was made. Spark makes another one to commit the batch."""
+    """The last decided batch of each query when this writer was made. Spark commits the batch with another writer."""
 
     def __init__(self, options: SinkOptions, overwrite: bool, *, streaming: bool) -> None:
         """Raise InvalidInput for a write that replaces content."""
@@ -89,23 +89,23 @@ class SinkWriter(Generic[P]):
         return [each for each in messages if isinstance(each, WrittenPartition)]
 
     def _query(self, written: Iterable[WrittenPartition[P]]) -> str:
-        """Return the one id that all tasks of a query have told. Raises InvalidInput."""
+        """Return the query's id, which all tasks report. Raises InvalidInput."""
         [query] = {each.query for each in written} or {None}
         if query is None:
-            raise InvalidInput("Spark did not tell the query's id; this version of Spark is not supported")
+            raise InvalidInput("Spark did not pass the query's id; this version of Spark is not supported")
         return query
 
     def abort(self, messages: Messages, batchId: int = 0) -> None:
-        # With a result of each task, the driver has tried to commit, and the write may be decided already.
+        # If all tasks have results, the driver has tried to commit, and the write may already be decided.
         if None in messages:
             self._roll_back(self._written(messages))
 
     @abstractmethod
     def _roll_back(self, written: Sequence[WrittenPartition[P]]) -> None:
-        """Tell readers to drop messages of attempts whose acknowledgements are in no decision, and never will be."""
+        """Append rollbacks for attempts that no decision includes, or will include: readers drop the messages."""
 
     def _leave_out(self, error: BatchChanged, query: str, batch: int, counts: Iterable[Mapping[str, int]]) -> None:
-        """Log that a batch with other rows than the written one is left out. Raises the error if losses are errors."""
+        """Log that a batch with other rows than the written batch is skipped. If losses are errors, raise the error."""
         now: Counter[str] = Counter()
         for each in counts:
             now.update(each)
@@ -120,7 +120,7 @@ class SinkWriter(Generic[P]):
                 "each time that a batch is computed, as with rand() or uuid(): such a batch was written as a whole"
             )
         raise BatchChanged(
-            f"{error} Leaving batch {batch} out loses what of its messages was not written before (now: {lost}). "
+            f"{error} Leaving batch {batch} out loses its messages that were not written before (now: {lost}). "
             "Restore the newer checkpoint, or start the query with a new checkpoint that begins where the written "
             f"batches end. {advice}",
             batches=error.batches,
@@ -143,7 +143,7 @@ class _ToJournals(SinkWriter[Pending]):
         self._options = replace(options, client=for_tasks(options.client, scope, [*self._journals, options.ledger]))
 
     def _prepare(self, client: SyncJournalClient) -> None:
-        """Look at the ledger before the write, and create it if it is missing."""
+        """Read the ledger before the write, and create it if it is missing."""
         self._last_batches = Ledger.unread(client, self._options.ledger, **self._of_ledger).last_batches
 
     @property
@@ -184,7 +184,7 @@ class JournalWriter(_ToJournals, DataSourceArrowWriter):
     """Writes the rows of one DataFrame, all or none."""
 
     _seen: Decision | Mark
-    """The decision before this write, or the end of a ledger without one."""
+    """The earlier decision about this write, or a mark at the end of a ledger that has none."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         self._writer_id = options.writer_id or f"spark/{uuid.uuid4()}"
@@ -208,7 +208,7 @@ class JournalWriter(_ToJournals, DataSourceArrowWriter):
         with errors_to_driver(), SyncJournalClient.of(self._options.client) as client:
             ledger = Ledger.resume(client, self._seen, **self._of_ledger)
             counts = ledger.decide(mine)
-            # Journals of others are left to the next write: this one's token may not be for their journals.
+            # Other writes' acknowledgements are left to the next write: this token may not cover their journals.
             finish_decision(client, ledger, counts)
         if counts.producer != mine.producer:
             _log.info("sink.written_before", writer_id=self._writer_id, messages=counts.messages)
@@ -236,8 +236,8 @@ class JournalStreamWriter(_ToJournals, DataSourceStreamArrowWriter):
             known = ledger.last()
             if known is None and batchId and not options.accept_loss:
                 raise InvalidInput(
-                    f"{options.ledger} knows no batch of this query, whose next one is {batchId}: is it another ledger "
-                    "than before? With acceptLoss=true the query continues, and an interrupted batch may appear twice",
+                    f"{options.ledger} has no batch of this query, but its next batch is {batchId}: did it use another "
+                    "ledger? With acceptLoss=true the query continues, and an interrupted batch may appear twice",
                     field="option ledger",
                 )
             if known is not None and not known.is_acknowledged:

@@ -1,1 +1,1 @@
-"""`spark.read.format("journal")`: the data source, and reads that are no queries."""
+"""`spark.read.format("journal")`: the data source, and batch reads."""

@@ -1,4 +1,4 @@
-"""Batch reads of `format("journal")`: the plan, and what tasks read of it."""
+"""Batch reads of `format("journal")`: the plan, and the tasks that read its parts."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class JournalPartition(InputPartition):
-    """The ranges that one task reads. In a committed read, their numbers are those within their journals."""
+    """The ranges that one task reads. In a committed read, ranges are numbered per journal."""
 
     parts: tuple[NumberedRange, ...]
     client: ClientConfig = field(repr=False)
-    """For this task: with a token for its journals instead of keys."""
+    """The client's configuration for this task, with a token for its journals instead of keys."""
 
 
 class _TakesFilters(partial["list[Filter]"]):
-    """The method of a reader that takes filters.
+    """The method `pushFilters` of a reader.
 
-    Spark ends a read if a reader overrides this method of `DataSourceReader`, and the session does not hand filters
-    over. So this looks as if it was not overridden.
+    Spark fails a read if a reader overrides this method of `DataSourceReader`, but the session does not push filters.
+    So this callable looks like the original method.
     """
 
     __func__ = staticmethod(push_filters())
@@ -63,7 +63,7 @@ class JournalReader(DataSourceReader):
 
     @property
     def pushFilters(self) -> _TakesFilters:
-        """Have the read planned for the rows that pass filters. Returns these, because Spark applies them again."""
+        """Limit the plan to rows that may pass filters. Returns all filters, because Spark must apply them again."""
         return _TakesFilters(self._narrow)
 
     def _narrow(self, filters: list[Filter]) -> list[Filter]:
@@ -84,9 +84,9 @@ class JournalReader(DataSourceReader):
         return self._planned
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out keys, which executors do not use, and shares: each task is given its own."""
+        """Leave out keys, which executors do not use, and the shares of tasks: each task gets its own."""
         planned = Shares({}, ())
-        # Spark would make an error of its own of this one. `partitions` raises it next.
+        # Spark would replace an error here by its own. `partitions` raises the error next.
         with contextlib.suppress(CorantoError):
             planned = self._plan()._replace(of_tasks=())
         options = replace(self._options, client=without_keys(self._options.client))
@@ -101,12 +101,12 @@ class JournalReader(DataSourceReader):
         return JournalPartition(parts, for_tasks(self._options.client, Capability.READ, journals))
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        # Spark replaces an empty list of partitions by a single one that is None or a plain InputPartition.
+        # Spark replaces an empty list of partitions by one partition that is None or a plain InputPartition.
         if not isinstance(partition, JournalPartition):
             return
         with errors_to_driver(), task_client(partition.client, self._options.cache_bytes) as client:
             framing, isolation = self._options.framing, self._options.isolation
-            # The committed rows of one of several ranges of a journal depend on all ranges, so each task reads all.
+            # If a journal has several ranges, the committed rows of each depend on all, so tasks may read all of them.
             once = [
                 each.range
                 for each in partition.parts

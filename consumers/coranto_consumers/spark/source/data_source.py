@@ -10,8 +10,8 @@ has a row for each message: `journal`, `offset` (of its first byte), `next_offse
 With a schema of the messages' fields, such as `carrier STRING, arr_delay DOUBLE`, lines are parsed as by Spark's reader
 of JSON files, and the source's own columns begin with an underscore: `_journal`. `source_options.py` has the options.
 
-Spark plans a read in one process and runs it in others, so all need `coranto`. The packages `pyspark_coranto` and
-`pyspark_coranto_name` register the names for Spark's discovery. Call `register` where Spark does not discover them.
+Spark plans a read in one process and runs it in others, and all of them need `coranto`. The packages `pyspark_coranto`
+and `pyspark_coranto_name` register the names for Spark's discovery. Call `register` if Spark does not discover them.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ class JournalDataSource(DataSource):
         return "journal"
 
     _type: ResolvedType | None = None
-    """The registered type, once it is found. It goes along when Spark pickles the source, so a read has one version."""
+    """The registered type, once resolved. It is pickled with the source, so that a read uses one version."""
 
     def schema(self) -> StructType:
-        # Streaming queries have other starting offsets. Which of both this will be, is not known here.
+        # Streaming queries have other starting offsets, and it is not known here if this is a query or a batch read.
         given = {key: value for key, value in self.options.items() if key.lower() != "startingoffsets"}
         with errors_to_driver():
             options = SourceOptions.parse(given)
             if options.registry:
-                from coranto_consumers.spark.options.message_types import registered_schema  # Not for each worker.
+                from coranto_consumers.spark.options.message_types import registered_schema  # Workers do not need it.
 
                 return registered_schema(self._resolved(options), options)
-        fields = [field for name, field in FIELDS.items() if name != COMMIT_OFFSET]  # This costs something.
+        fields = [field for name, field in FIELDS.items() if name != COMMIT_OFFSET]  # It costs time.
         if isinstance(options.framing, FixedRecords):
             fields = [StructField("value", BinaryType()) if each.name == "value" else each for each in fields]
         return StructType(fields)
@@ -93,13 +93,13 @@ class JournalDataSource(DataSource):
     def _typed(self, options: SourceOptions) -> SourceOptions:
         if not options.registry:
             return options
-        from coranto_consumers.spark.options.message_types import with_type  # Not for each worker.
+        from coranto_consumers.spark.options.message_types import with_type  # Workers do not need it.
 
         return with_type(options, self._resolved(options))
 
     def _resolved(self, options: SourceOptions) -> ResolvedType:
         if self._type is None:
-            from coranto_consumers.spark.options.message_types import find_type  # Not for each worker.
+            from coranto_consumers.spark.options.message_types import find_type  # Workers do not need it.
 
             with SyncJournalClient.of(options.client) as client:
                 self._type = find_type(client, options)
@@ -125,7 +125,7 @@ class JournalDataSource(DataSource):
 
 
 class CorantoDataSource(JournalDataSource):
-    """The same data source by the name `coranto`."""
+    """The same data source with the name `coranto`."""
 
     @classmethod
     def name(cls) -> str:
@@ -133,7 +133,7 @@ class CorantoDataSource(JournalDataSource):
 
 
 def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, RowLayout]:
-    """Return the options and layout of a read. Raises InvalidInput for columns that it does not have."""
+    """Return the options and layout of a read. Raises InvalidInput for columns that the read does not have."""
     if not options.parses and is_raw(schema):
         layout = raw_layout(schema)
     else:
@@ -149,5 +149,5 @@ def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, 
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("journal")` and `format("coranto")` known to a session that has not discovered them."""
+    """Register `format("journal")` and `format("coranto")` in a session that has not discovered them."""
     register_source(spark, JournalDataSource, CorantoDataSource)

@@ -1,8 +1,8 @@
 """Planning of a read: the ranges of its journals, and the tasks that read them.
 
-Spark hands a query's filters to a source only if `spark.sql.python.filterPushdown.enabled` is set. They say which
-journals, offsets and times are needed. Spark applies them to the rows again, so one that is not understood costs
-nothing but time.
+Spark pushes a query's filters to a source only if `spark.sql.python.filterPushdown.enabled` is set. Filters limit the
+necessary journals, offsets and times. Spark applies filters to the rows again, so an unsupported filter only costs
+time.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _COMPARISONS: Final[Mapping[str, Callable[[Any, Any], object]]] = {
     "StringEndsWith": str.endswith,
     "StringContains": operator.contains,
 }
-"""By the names of the filters' classes, because PySpark before 4.1 has no classes of filters."""
+"""Comparisons by the name of the filter's class, because PySpark before 4.1 lacks these classes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The values of a column from `least` to `most`, both inclusive."""
+    """A range of a column's values, from `least` to `most`, both inclusive."""
 
     least: int = -_MOST - 1
     most: int = _MOST
@@ -70,16 +70,16 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """The rows that filters ask for at most."""
+    """Bounds of the rows that may pass a query's filters."""
 
     journals: tuple[Filter, ...] = ()
-    """Filters of the names of journals."""
+    """Filters on the names of journals."""
     offsets: Bounds = Bounds()
     clocks: Bounds = Bounds()
 
     @classmethod
     def of(cls, filters: Iterable[Filter], own: Mapping[str, str]) -> Narrowing:
-        """Return what filters ask for, which must all hold. `own` has the source's fields by columns' names."""
+        """Return the bounds of rows that pass all `filters`. `own` maps columns to the source's fields."""
         found = cls()
         for each in filters:
             path: tuple[str, ...] = getattr(getattr(each, "child", each), "attribute", ())
@@ -93,23 +93,23 @@ class Narrowing:
         return found
 
     def takes(self, journal: str) -> bool:
-        """Return True if rows of a journal may pass."""
+        """Return True if rows of a journal may pass the filters."""
         return all(_of_name(each, journal) for each in self.journals)
 
     @property
     def since(self) -> int | None:
-        """The time in milliseconds since 1970 UTC, less an hour of skew: content before it has no row that passes."""
+        """The time in milliseconds since 1970 UTC, minus an hour of clock skew. No earlier content passes filters."""
         if self.clocks.least <= 0:
             return None
         return max(0, clock_to_ns(self.clocks.least) // 1_000_000 - LARGEST_SKEW_SECONDS * 1000)
 
     def mask(self, begins: Int64s, clocks: UInt64s) -> Mask:
-        """Return the mask of messages that may pass, by their offsets and clocks."""
+        """Return the mask of messages that may pass the filters, by their offsets and clocks."""
         return self.offsets.mask(begins) & self.clocks.mask(clocks.view(np.int64))
 
 
 def _narrowed(bounds: Bounds, each: Filter) -> Bounds:
-    """Return the bounds of what passes a filter of a column of integers, too."""
+    """Narrow the bounds of an integer column by a filter."""
     match type(each).__name__, getattr(each, "value", None):
         case "EqualTo" | "EqualNullSafe", int(value):
             return bounds.within(value, value)
@@ -128,7 +128,7 @@ def _narrowed(bounds: Bounds, each: Filter) -> Bounds:
 
 
 def _of_name(each: Any, name: str) -> bool | None:
-    """Return True or False if a name passes a filter or does not, and None for a filter that is not understood."""
+    """Return True if a name passes a filter, False if not, and None for an unsupported filter."""
     match type(each).__name__, getattr(each, "value", None):
         case "In", [*values] if all(isinstance(value, str) for value in values):
             return name in values
@@ -144,16 +144,16 @@ def _of_name(each: Any, name: str) -> bool | None:
 
 class Shares(NamedTuple):
     ranges: Mapping[str, Sequence[Range]]
-    """The ranges of each journal, in order, for committed reads: a task needs all ranges of its journal."""
+    """The ranges of each journal, in order, for committed reads: a task needs all ranges of its journals."""
     of_tasks: Sequence[tuple[NumberedRange, ...]]
     """The ranges that each task reads. A journal's ranges are numbered from 0."""
 
 
 def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narrowing = Narrowing()) -> Shares:
-    """Return the shares of tasks in a read, without what cannot have a row of `narrowing`.
+    """Return the ranges that tasks read, without ranges that cannot have rows of `narrowing`.
 
     Raises InvalidInput for offsets that the journals do not have, StreamChanged for a stream whose split or merge does
-    not end, and the errors of lost content.
+    not end, and errors for lost content.
     """
     found = _contents(client, options)
     options = _at_moment(client, found, options)
@@ -172,7 +172,7 @@ def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narr
     numbers = {part: NumberedRange(number, part) for found in ranges.values() for number, part in enumerate(found)}
     is_committed = options.isolation is Isolation.READ_COMMITTED
     if is_committed:
-        # The committed rows of a part depend on all parts, but only these have rows.
+        # The committed rows of a part depend on all parts, but only these parts may have rows that pass.
         least, most = narrowing.offsets.least, narrowing.offsets.most
         parts = [part for part in parts if part.begin <= most and least < part.end]
     few = options.min_partitions > 1 or options.max_records is not None
@@ -181,14 +181,18 @@ def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narr
 
 
 def _contents(client: SyncJournalClient, options: SourceOptions) -> dict[str, ContentExtent]:
-    """Return the extents of the journals. A read up to their ends has no event without all earlier ones."""
+    """Return the extents of the journals.
+
+    For a read up to the journals' ends, waits for splits and merges of streams, so that it has no event of a key
+    without the earlier ones.
+    """
     if options.ending is not None or options.as_of is not None:
         return contents(client, _journals(client, options))
     return when_sealed(lambda: contents(client, _journals(client, options)), options.client.retry_timeout)
 
 
 def _at_moment(client: SyncJournalClient, journals: Extents, options: SourceOptions) -> SourceOptions:
-    """Return options with a moment's offsets. Journals without one had no content. Raises ContentGone."""
+    """Replace `as_of` in options by the moment's offsets. Journals without one had no content. Raises ContentGone."""
     asked = options.as_of
     if asked is None:
         return options
@@ -210,7 +214,7 @@ def _at_moment(client: SyncJournalClient, journals: Extents, options: SourceOpti
 
 
 def _unsplit(wholes: Sequence[Range], options: SourceOptions) -> Shares:
-    """Return the shares for messages that are not lines: a task for each journal."""
+    """Return the shares for messages that are not lines: one task per journal."""
     for given, name in ((options.min_partitions > 1, "minPartitions"), (options.max_records, "maxRecordsPerPartition")):
         if given:
             raise InvalidInput(
@@ -256,10 +260,11 @@ def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, optio
 
 
 def _of_present(journal: str, start: int, end: int, extent: ContentExtent, options: SourceOptions) -> tuple[int, int]:
-    """Return the range to read of the present journal, if the offsets may be of an earlier one.
+    """Return the range to read of the current journal, although the offsets may be from an earlier journal of the name.
 
-    A start of an earlier journal becomes the beginning, or the reset head. With an end of one, nothing is read: its
-    content is gone. Raises JournalRecreated if lost content is an error.
+    A start from an earlier journal becomes the current journal's begin, or the offset that its head was reset to. With
+    an end from an earlier journal, nothing is read, because that content is gone. Raises JournalRecreated if lost
+    content is an error.
     """
     found = extent.journal_id
     of_earlier = [at for at in (start, end) if not is_same(id_of(at), at, found)]
@@ -303,7 +308,7 @@ def _split(client: SyncJournalClient, wholes: Sequence[Range], options: SourceOp
         else options.max_bytes
         for whole in wholes
     }
-    # Small journals are not split, so their fragments do not matter.
+    # Small journals are not split, so the begins of their fragments are not needed.
     cuts = cuts_of(client, [whole.journal for whole in wholes if whole.length > most[whole.journal]])
     return {whole.journal: split(whole, most[whole.journal], cuts.get(whole.journal, ())) for whole in wholes}
 

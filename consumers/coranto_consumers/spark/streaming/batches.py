@@ -1,9 +1,10 @@
 """The plan of a micro-batch: the ranges that its tasks read, and their committed messages.
 
-The planning process reads a batch's messages once, for their UUIDs alone, and decides which are committed. Tasks then
-read them for their values. A transaction that began before the batch, and is acknowledged in it, is delivered in it:
-the content since its begin is read again. If that is more than a batch may read, it is delivered in parts
-(`sequencing.py`), with positions of the same offset and later begins of the producer's pending messages.
+The planning process reads a batch's messages once, only for their UUIDs, and decides which messages are committed.
+Tasks then read the values. A transaction that began before the batch, and is acknowledged in it, is delivered in the
+batch: the content since the transaction's begin is read again. If that is more than a batch may read, the transaction
+is delivered in parts (`sequencing.py`). The positions between parts have the same offset, but a later begin of the
+producer's pending messages.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class StreamPart:
 
     numbered: NumberedRange
     decision: RangeDecision | None = None
-    """None in an uncommitted read, where every line counts."""
+    """None in an uncommitted read, which delivers every line."""
 
     @property
     def length(self) -> int:
@@ -75,20 +76,20 @@ class JournalBatch:
 
     parts: tuple[StreamPart, ...]
     rows: int
-    """Messages that were read, acknowledgements included."""
+    """The number of messages that were read, including acknowledgements."""
     state: ReadState
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlanner:
-    """Plans batches of journals. It has no state of its own, and may be used by several threads."""
+    """Plans the parts of batches, one journal at a time. It has no state, and may be used by several threads."""
 
     content: JournalContent
     framing: ReadFraming
     committed: bool
     part_bytes: int
     commits: bool = False
-    """True if tasks are to tell where messages became committed."""
+    """True if tasks must return the offsets that committed messages."""
 
     def plan(
         self,
@@ -102,12 +103,12 @@ class BatchPlanner:
         first_offset: int = 0,
         max_replay_bytes: int | None = None,
     ) -> JournalBatch:
-        """Plan to read the messages that start in `whole`, and no more than `max_messages` of them.
+        """Plan to read the messages that start in `whole`, and at most `max_messages` of them.
 
-        If more than `max_replay_bytes` would be read again for a transaction, the batch ends before its
-        acknowledgement, or delivers a part of it. `cuts` are cheap offsets for splits, `listed` is the number of
-        producers in the position after it. Uncommitted messages are counted if `counted`. Raises CorruptMessage,
-        CorruptData and OffsetJump.
+        If more than `max_replay_bytes` would be read again for a transaction, the batch ends before the transaction's
+        acknowledgement, or delivers a part of the transaction. `cuts` are offsets where splits are cheap, and `listed`
+        is the number of producers to list in the position after the batch. Uncommitted reads count messages only if
+        `counted`, or with `max_messages`. Raises CorruptMessage, CorruptData and OffsetJump.
         """
         if not self.committed:
             if counted or max_messages:
@@ -156,14 +157,14 @@ class BatchPlanner:
     def plan_part(
         self, long: LongTransaction, state: ReadState, head: int, max_bytes: int, *, cuts: Sequence[int], listed: int
     ) -> JournalBatch:
-        """Plan to deliver the next `max_bytes`, and a line, of a long transaction. `head` is a head of the journal."""
+        """Plan to deliver about the next `max_bytes` of a long transaction. `head` is the journal's head."""
         source = state.source
         replays = {long.producer: source.producers[long.producer]}
         acknowledgement = self._scan(long.acknowledgement(head), 0, max_messages=1)
         again = dict(self._scanned(long.part(source, max_bytes), cuts, first_number=1, replay=replays))
         sequenced = sequence_part(long, source, acknowledgement, again)
         rows = sum(summary.rows for summary in again.values())
-        # Without an anchor it is listed, because its content does not show how much is delivered.
+        # A producer without an anchor is listed, because the content does not show how much is delivered.
         anchors = {producer: at for producer, at in state.anchors.items() if producer != long.producer}
         after = _state_after(state, sequenced.source, anchors, listed)
         return JournalBatch(self._parts(sequenced, again, replays), rows, after)
@@ -201,7 +202,7 @@ class BatchPlanner:
         replay: States | None = None,
         max_messages: int | None = None,
     ) -> Iterator[tuple[Range, RangeSummary]]:
-        """Yield the parts of a range, each from the last message before it, with summaries; numbered if not empty."""
+        """Yield the parts of a range with their summaries. Only parts with messages are numbered."""
         lines, number, left = isinstance(self.framing, JsonLines), first_number, max_messages
         parts = deque(split(whole, self.part_bytes, cuts) if lines else [whole])
         while parts and left != 0:
@@ -232,7 +233,7 @@ def _state_after(before: ReadState, source: Source, anchors: Mapping[ProducerId,
 
 
 def part_between(journal: str, state: ReadState, after: Position) -> tuple[LongTransaction, int] | None:
-    """Return the long transaction, and its bytes, between a state and a position of the same offset, if any."""
+    """Return the long transaction whose part is delivered between two positions of one offset, and the part's bytes."""
     for producer, end in after.producers.items():
         begin = state.source.producers.get(producer)
         if begin is not None and begin.is_pending and end.is_pending and begin.begin < end.begin:
@@ -243,7 +244,7 @@ def part_between(journal: str, state: ReadState, after: Position) -> tuple[LongT
 def _anchors(
     known: Mapping[ProducerId, int], before: States, after: States, summaries: Sequence[RangeSummary]
 ) -> dict[ProducerId, int]:
-    """Return the producers' anchors (`offsets.py`) after ranges."""
+    """Return the producers' anchors (`offsets.py`) after the summarized ranges."""
     anchors = {producer: at for producer, at in known.items() if producer in after}
     decided = set()
     for summary in summaries:
@@ -265,7 +266,7 @@ def _anchors(
 
 
 def require_end(journal: str, batch: JournalBatch, end: int) -> None:
-    """Raise CorruptData if a batch that is planned again does not end where it did before."""
+    """Raise CorruptData if a batch that is planned again ends at another offset than before."""
     if batch.state.position.offset != end:
         raise CorruptData(
             f"journal {journal}: a batch of the checkpoint ends at {end}, and now at {batch.state.position.offset}: "
@@ -274,7 +275,7 @@ def require_end(journal: str, batch: JournalBatch, end: int) -> None:
 
 
 def require_part(journal: str, batch: JournalBatch, after: Position) -> None:
-    """Raise CorruptData if a batch with a part of a transaction leaves another state than it did before."""
+    """Raise CorruptData if a batch with a part of a transaction leads to another state than before."""
     found = batch.state.source.producers
     if any(found.get(producer) != state for producer, state in after.producers.items()):
         raise CorruptData(
@@ -297,9 +298,9 @@ def _count_messages(
 
 
 def _last_end(content: JournalContent, whole: Range, framing: ReadFraming) -> int:
-    """Return the end of the last message that starts in a range and that its writer has finished."""
+    """Return the end of the last complete message that starts in a range."""
     if not isinstance(framing, JsonLines):
-        return _count_messages(content, whole, framing)[0]  # A record is found only from the one before it.
+        return _count_messages(content, whole, framing)[0]  # A record is found only from the previous record.
     tail = _TAIL_BYTES
     while True:
         begin = max(whole.begin, whole.end - tail)

@@ -1,31 +1,30 @@
 """Positions of a streaming query in its journals, as JSON that Spark keeps in the query's checkpoint.
 
-A person writes an offset for each journal: `{"flights/events/part-000": 1024}`. The query writes objects, which it
-alone needs:
+Users write one offset per journal: `{"flights/events/part-000": 1024}`. The query itself writes objects:
 
 ====================  ================================================================================================
 `offset`              everything below this offset was read
-`journal_id`          the journal's id; a recreated journal has another one
+`journal_id`          the journal's id; a recreated journal has another id
 `created`             the etcd revision that created the journal, for the same purpose; 0 or no id: unknown
 `since`               only in the first batch with this journal: the first offset of the batch
 `producers`           states of producers at `offset`: [last acknowledged clock, seen through, first pending offset]
-`from`                the states of the producers that are not listed follow from the content [`from`, `offset`)
+`from`                the states of unlisted producers can be derived from the content [`from`, `offset`)
 ====================  ================================================================================================
 
-**Producers' states.** A committed read must know the clock of each producer's last decided message, and where its open
-transaction begins. The process that plans micro-batches knows this, and it must survive the process. It is bounded in
-two ways. At most `MAX_LISTED` producers are listed, over all journals: the ones with the oldest last decision. The
-states of the others follow from the content after their *anchor*: the offset of their last decision, or of their first
-pending message if that is earlier. `from` is the least anchor of an unlisted producer; a query that restarts reads from
-there. At most `MAX_RESCAN` bytes of a journal are read again for idle producers: unlisted ones that were idle for
-longer are forgotten.
+**Producers' states.** A committed read must know the clock of each producer's last decided message, and the begin of
+its open transaction. The process that plans micro-batches has these states, and they must survive the process. Their
+size is bounded in two ways. At most `MAX_LISTED` producers are listed, over all journals: the producers with the oldest
+last decision. The states of other producers are derived from the content after their *anchor*: the offset of their last
+decision, or of their first pending message if that is earlier. `from` is the lowest anchor of an unlisted producer; a
+restarted query reads from there. At most `MAX_RESCAN` bytes of a journal are read again for idle producers: unlisted
+producers that were idle for longer are dropped.
 
-**Segments of streams** are in an offset from the time when they may be read until they are truncated
+**Segments of streams** are included from the time when they may be read until they are truncated
 (`journals/discovery.py`).
 
-**`since`.** Spark keeps only the ends of batches. If a query ended before its first batch did, Spark asks for the
-initial offset again, and `latest` is then a later one. So the end of the first batch also has its begin, and no content
-is lost.
+**`since`.** Spark records only the ends of batches. If a query ended before its first batch did, Spark asks for the
+initial offset again, and `latest` is then a later offset. So the end of the first batch also includes its begin, and no
+content is lost.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ from coranto.offsets import offset_of_json
 from coranto_consumers.spark.session.versions import require_spark
 
 MAX_LISTED: Final = 2_000
-"""The producers that are listed, over all journals of a query; but 8 for each journal."""
+"""The maximum number of listed producers, over all journals of a query. Each journal may list at least 8."""
 MAX_RESCAN: Final = 1 << 30
-"""The bytes after the last message of an unlisted producer before it is forgotten."""
+"""The maximum bytes after the anchor of an idle, unlisted producer. Beyond that, the producer is dropped."""
 
 _KEYS: Final = frozenset(("offset", "journal_id", "created", "since", "producers", "from"))
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of a query in one journal. The module describes the fields."""
+    """The position of a query in one journal. The module's docstring describes the fields."""
 
     offset: int
     created: int = 0
@@ -62,11 +61,14 @@ class Position:
     journal_id: str = ""
 
     def is_of(self, created: int, journal_id: str) -> bool:
-        """Return True if the journal with that creation and id has the content up to here, as far as is known."""
+        """Return True if a journal with this creation revision and id has the content before this position.
+
+        If that is unknown, returns True.
+        """
         return same_journal(self.created, self.journal_id, self.offset, created, journal_id)
 
     def dumps(self) -> int | dict[str, object]:
-        """Return the position as JSON."""
+        """Convert the position to JSON."""
         found: dict[str, object] = {"offset": self.offset}
         if self.journal_id:
             found["journal_id"] = self.journal_id
@@ -85,7 +87,7 @@ class Position:
 
     @classmethod
     def loads(cls, journal: str, raw: object) -> Position:
-        """Return the position from JSON of `dumps`, or from an offset. Raises InvalidInput."""
+        """Parse the JSON of `dumps`, or an offset. Raises InvalidInput."""
         try:
             if isinstance(raw, dict):
                 if unknown := sorted(raw.keys() - _KEYS):
@@ -109,17 +111,17 @@ Positions = Mapping[str, Position]
 
 
 def loads(raw: Mapping[str, Any]) -> dict[str, Position]:
-    """Return positions from the JSON object that Spark keeps. Raises InvalidInput."""
+    """Parse the JSON object of positions that Spark keeps. Raises InvalidInput."""
     return {journal: Position.loads(journal, position) for journal, position in raw.items()}
 
 
 def dumps(positions: Positions) -> dict[str, object]:
-    """Return positions as the JSON object that Spark keeps. Equal positions have equal texts."""
+    """Convert positions to the JSON object that Spark keeps. Equal positions have equal JSON."""
     return {journal: positions[journal].dumps() for journal in sorted(positions)}
 
 
 def begin_of(start: Position | None, end: Position) -> int:
-    """Return a batch's first offset. `start` is not its start if Spark asked for the initial offset again."""
+    """Return a batch's first offset. It differs from `start` if Spark asked for the initial offset again."""
     if end == start:
         return end.offset
     if end.since is not None:
@@ -130,7 +132,7 @@ def begin_of(start: Position | None, end: Position) -> int:
 def bounded(
     states: Mapping[ProducerId, ProducerState], anchors: Mapping[ProducerId, int], offset: int, listed: int
 ) -> tuple[dict[ProducerId, ProducerState], dict[ProducerId, ProducerState], int | None]:
-    """Return the states to list, the others to remember, and the offset to read the others' content from."""
+    """Return the states to list, the unlisted states to keep, and the `rescan` offset for the unlisted states."""
     order = sorted(states, key=lambda producer: (anchors.get(producer, -1), producer))
     listed = max(listed, sum(producer not in anchors for producer in order))
     shown = {producer: states[producer] for producer in order[:listed]}
@@ -158,7 +160,7 @@ def _text(raw: object) -> str:
 def _producer(text: str, raw: Any) -> tuple[ProducerId, ProducerState]:
     producer = ProducerId(bytes.fromhex(text))
     if len(producer) != 6:
-        raise ValueError(f"producer {text!r} has not 6 bytes")
+        raise ValueError(f"producer {text!r} does not have 6 bytes")
     last_ack, seen_through, *begin = map(_offset, raw)
     if len(begin) > 1:
         raise ValueError(f"producer {text!r} has more than three numbers")
@@ -177,7 +179,7 @@ def bytes_behind(progress: Any) -> dict[str, int]:
     for source in raw["sources"]:
         heads, ends = _journals(source["latestOffset"]), _journals(source["endOffset"])
         if not isinstance(heads, dict) or not isinstance(ends, dict):
-            continue  # This source reads something else than journals.
+            continue  # This source does not read journals.
         positions = loads(ends)
         for journal, head in heads.items():
             read = positions[journal].offset if journal in positions else 0

@@ -42,7 +42,7 @@ _THREADS: Final = 8
 
 
 _IDLE_SECONDS: Final = 0.1
-"""The least time between two questions for heads. Spark itself would ask without a pause."""
+"""The minimum seconds between two requests for heads. Spark itself would ask without a pause."""
 
 
 class QueryJournals:
@@ -66,7 +66,7 @@ class QueryJournals:
         return self.heads
 
     def ask_again(self) -> dict[str, ContentExtent]:
-        """Ask like `ask`, but not too soon after the last time."""
+        """Call `ask`, but wait if the last call was too recent."""
         since = time.monotonic() - self._asked
         if since < _IDLE_SECONDS:
             time.sleep(_IDLE_SECONDS - since)
@@ -78,7 +78,7 @@ class QueryJournals:
 
 
 def lost_at(journal: str, position: Position, found: ContentExtent | None) -> LostContent | None:
-    """Return the lost content between a position and a journal's next content. `found` is None without the journal."""
+    """Return the lost content between a position and the next content. `found` is None if the journal is absent."""
     if found is None:
         return LostContent(journal, position.offset, 0, recreated=True)
     if not position.is_of(found.created, found.journal_id):
@@ -92,7 +92,7 @@ def require(journal: str, position: Position, heads: Extents) -> None:
     found = heads.get(journal)
     if found is None:
         raise CorruptData(
-            f"journal {journal} is read through {position.offset}, and is not there any more, or not selected. "
+            f"journal {journal} was read through {position.offset}, but was deleted or is not selected any more. "
             "Select it again, or begin a new query, with a new checkpoint"
         )
     lost = lost_at(journal, position, found)
@@ -109,7 +109,7 @@ def require(journal: str, position: Position, heads: Extents) -> None:
 
 
 class QueryPlanner:
-    """Plans the micro-batches of one query. With `commits`, rows tell where they became committed."""
+    """Plans the micro-batches of one query. With `commits`, rows include the offsets that committed them."""
 
     def __init__(self, options: StreamOptions, journals: QueryJournals, *, commits: bool) -> None:
         self._options = options
@@ -122,7 +122,7 @@ class QueryPlanner:
         self._states[journal] = state
 
     def accepted(self, positions: Positions, heads: Extents) -> dict[str, Position]:
-        """Return positions with the ids of the present journals that have the same content, as the options say."""
+        """Return positions with the ids of current journals that have the same content, according to the options."""
         found = dict(positions)
         for name in positions.keys() & heads.keys():
             head = heads[name]
@@ -131,7 +131,7 @@ class QueryPlanner:
         return found
 
     def without_gone(self, begun: Positions, heads: Extents) -> dict[str, Position]:
-        """Return positions without segments that were truncated away. Raises if one was not read before."""
+        """Return positions without truncated segments. If losses are errors, raises for a segment that was not read."""
         gone = gone_segments(heads, begun)
         for name in sorted(gone.unread):
             if self._options.source.fail_on_data_loss:
@@ -141,7 +141,7 @@ class QueryPlanner:
         return {name: position for name, position in begun.items() if name not in gone.read | gone.unread}
 
     def entry(self, begun: Positions, heads: Extents) -> dict[str, ReadState]:
-        """Return the state of each journal before the next batch. Raises if a journal is not the one that was read."""
+        """Return the state of each journal before the next batch. Raises if a journal was recreated or lost content."""
         if self._options.source.fail_on_data_loss:
             for name, position in begun.items():
                 require(name, position, heads)
@@ -150,7 +150,7 @@ class QueryPlanner:
     def plan(
         self, ranges: Sequence[Range], states: Mapping[str, ReadState], heads: Extents, limited: bool
     ) -> dict[str, JournalBatch]:
-        """Plan the next batch. It has as many messages as the options allow if it is `limited`."""
+        """Plan the next batch. If it is `limited`, the options limit its messages."""
         total = sum(each.length for each in ranges)
         options = self._options
 
@@ -190,7 +190,7 @@ class QueryPlanner:
             if self._options.source.fail_on_data_loss:
                 require(name, named, heads)
                 if not position.is_of(heads[name].created, heads[name].journal_id):
-                    require(name, position, heads)  # Its journal's head fell to an offset within the batch.
+                    require(name, position, heads)  # The journal's head fell to an offset within the batch.
             elif (lost := lost_at(name, named, heads.get(name))) is not None:
                 self._warn_once(lost)
                 if lost.recreated or lost.end >= position.offset:
@@ -221,7 +221,7 @@ class QueryPlanner:
         return self._tried(partial(again, cuts=self._cuts(long.part(state.source, length))), state)
 
     def _at(self, journal: str, position: Position, head: ContentExtent) -> ReadState:
-        """Return the state at a position, or a new one if content is gone and the query continues without it."""
+        """Return the state at a position. If content is gone and that is not an error, return a new state after it."""
         if self._options.source.fail_on_data_loss or (lost := lost_at(journal, position, head)) is None:
             return self._known(journal, position)
         source = Source(position.offset, position.producers)
@@ -246,11 +246,11 @@ class QueryPlanner:
         return state
 
     def _planned(self, whole: Range, state: ReadState, total: int = 0, **how: Any) -> JournalBatch:
-        """Plan a range of a batch with `total` bytes in all journals; `how` is as for `BatchPlanner.plan`."""
+        """Plan a range of a batch with `total` bytes in all journals. `how` is as for `BatchPlanner.plan`."""
         return self._tried(partial(self._planner(total).plan, whole, cuts=self._cuts(whole), **how), state)
 
     def _tried(self, plan: Callable[..., JournalBatch], state: ReadState) -> JournalBatch:
-        """Plan from a state. If content of open transactions is gone, and the query continues, plan without it."""
+        """Plan from a state. If content of open transactions is gone and that is not an error, plan without it."""
         try:
             return plan(state=state)
         except OffsetJump as error:
@@ -264,7 +264,7 @@ class QueryPlanner:
             return plan(state=replace(state, source=source))
 
     def _range(self, journal: str, begin: int, end: int, head: ContentExtent, first: bool) -> Range:
-        """Return a range to read. In the `first` batch of a journal, a user's offset may be within a line."""
+        """Return a range to read. A journal's `first` batch begins at a user's offset, which may be within a line."""
         aligned = not isinstance(self._options.source.framing, JsonLines) or not first or begin <= head.begin
         return Range(journal, begin, end, head.head, aligned, head.journal_id)
 

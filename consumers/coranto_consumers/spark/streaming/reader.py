@@ -1,7 +1,7 @@
 """The reader of `spark.readStream.format("journal")`.
 
-One process of Spark plans micro-batches (`query_planner.py`), and executors read them. Planning fetches each batch's
-content once, so the process bounds it: some hundred megabytes a second.
+One Spark process plans micro-batches (`query_planner.py`), and executors read them. Planning fetches each batch's
+content once, so this process limits the throughput: some hundred megabytes per second.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from coranto_consumers.spark.streaming.query_planner import QueryJournals, Query
 from coranto_consumers.spark.streaming.stream_options import StreamOptions
 
 _WORTHWHILE_BYTES: Final = 2 << 20
-"""Ranges are read by one task until they have this many bytes together: a task costs some tens of milliseconds."""
+"""One task reads ranges of up to this many bytes together, because a task costs some tens of milliseconds."""
 _MIN_LINE_BYTES: Final = len('{"_meta":{"uuid":"00000000-0000-1000-8000-000000000000"}}\n')
 
 
@@ -46,11 +46,11 @@ _MIN_LINE_BYTES: Final = len('{"_meta":{"uuid":"00000000-0000-1000-8000-00000000
 class StreamPartition(InputPartition):
     parts: tuple[StreamPart, ...]
     client: ClientConfig = field(repr=False)
-    """For this task: with a token for its journals instead of keys."""
+    """The client's configuration for this task, with a token for its journals instead of keys."""
 
 
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches, and reads them. Spark pickles it before it is used."""
+    """Plans micro-batches, and reads them. Spark pickles the reader before it uses it."""
 
     def __init__(self, options: StreamOptions, layout: RowLayout) -> None:
         self._options = options
@@ -60,7 +60,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, ContentExtent] | None = None
         self._waiting_since: float | None = None
         self._ended: dict[str, int] = {}
-        """The heads of journals that end in a line which is not finished."""
+        """The heads of journals that end in an unfinished line."""
         self._planner = QueryPlanner(options, self._journals, commits=layout.has_commits)
         self._planned: tuple[str, list[StreamPartition]] = "", []
 
@@ -107,7 +107,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @errors_to_driver()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Plan the next batch, and return its end: `start` itself if there is nothing to read yet."""
+        """Plan the next batch, and return its end. Returns `start` if there is nothing to read yet."""
         heads = self._target or self._journals.ask_again()
         begun = self._planner.without_gone(self._planner.accepted(loads(start), heads), heads)
         states = self._planner.entry(begun, heads)
@@ -143,7 +143,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the partitions of a batch, which is planned again if it is from before a restart."""
+        """Return the partitions of a batch. A batch from before a restart is planned again."""
         key, planned = self._planned
         if key == _key(start, end):
             return planned
@@ -169,7 +169,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamPartition(tuple(parts), for_tasks(self._options.source.client, Capability.READ, journals))
 
     def _waits(self, messages: int, behind: Mapping[str, tuple[int, int]]) -> bool:
-        """Return True if a batch waits for more than `messages`."""
+        """Return True if a batch with `messages` messages must wait for more."""
         if messages >= self._options.min_messages or self._target is not None:
             return False
         if not any(head > offset for offset, head in behind.values()):
@@ -192,7 +192,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             read_together(client, ranges, source.framing) as content,
         ):
             for part in partition.parts:
-                # A journal that has appeared since the query began may be one that the options do not name.
+                # The options may not name a journal that was created since the query began.
                 span = source.times.of_any(part.numbered.range.journal)
                 for lines in part.read(content, source.framing):
                     yield from batches.build(lines.where(span.mask(lines.clocks)))
@@ -210,5 +210,5 @@ def _position(offset: int, found: ContentExtent) -> Position:
 
 
 def _identified(position: Position, head: ContentExtent) -> Position:
-    """Return a position with what tells its journal from others of the same name."""
+    """Add the id and creation revision of a position's journal, which identify it among journals of one name."""
     return replace(position, created=head.created, journal_id=head.journal_id or position.journal_id)

@@ -1,4 +1,4 @@
-"""Options of `readStream.format("journal")`, besides those that batch reads have too."""
+"""Options of `readStream.format("journal")`, in addition to the options of batch reads."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class StreamOptions:
 
     source: SourceOptions
     starting: Mapping[str, Position | None] | None
-    """None: `latest`, for a journal or for all of them. No journals at all: `earliest`."""
+    """None: `latest`, for one journal or for all journals. An empty mapping: `earliest`."""
     max_bytes: int
     max_messages: int | None
     min_messages: int
     max_delay: float
-    """The most seconds that a batch waits for `min_messages`."""
+    """The maximum seconds that a batch waits for `min_messages`."""
     limits: tuple[str, ...] = ()
     processing_time: bool = False
-    """True if the user says that the query has a processing-time trigger."""
+    """True if the user declares that the query has a processing-time trigger."""
     accepted: frozenset[str] = frozenset()
-    """`<id>/<journal>` of journals that have the content of the earlier ones which the query's offsets are of."""
+    """`<id>/<journal>` of journals that have the content of the earlier journals from the query's checkpoint."""
 
     @property
     def committed(self) -> bool:

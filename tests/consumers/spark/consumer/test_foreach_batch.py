@@ -204,7 +204,7 @@ def test_a_zombie_is_fenced_and_another_checkpoint_or_store_is_refused(world):
     world.check()
     world.add(10)
     other = exactly_once(f"sqlite:///{world.folder}/other.db", outputs, name="counts", client=world.broker.config)
-    with pytest.raises(PySparkException, match="has no batch of counts, whose next one is 2"):
+    with pytest.raises(PySparkException, match="has no batch of counts, but its next batch is 2"):
         world.run(other)
 
 

@@ -36,7 +36,7 @@ def test_columns_are_nullable_fields_as_in_arrow(fields):
 def test_texts_with_a_length_are_texts_and_other_types_are_refused():
     assert fields_of_spark(StructType([StructField("a", VarcharType(3), False)])) == parse_fields("a STRING NOT NULL")
     for kind in (DayTimeIntervalType(), VariantType()):
-        with pytest.raises(InvalidInput, match=r"schema: a is .*, which fields of message types are not: cast it"):
+        with pytest.raises(InvalidInput, match=r"schema: a is .*, which message types do not support: cast it"):
             fields_of_spark(StructType([StructField("a", kind)]))
 
 

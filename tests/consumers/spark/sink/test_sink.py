@@ -282,7 +282,7 @@ def test_a_query_needs_its_original_ledger(spark: SparkSession, sink: Sink, sour
     run(spark, sink, source, tmp_path / "checkpoint")
     source.add(10, 20)
 
-    with pytest.raises(PySparkException, match="knows no batch of this query, whose next one is 1"):
+    with pytest.raises(PySparkException, match="has no batch of this query, but its next batch is 1"):
         run(spark, sink, source, tmp_path / "checkpoint", ledger=f"{sink.ledger}-other")
     run(spark, sink, source, tmp_path / "checkpoint", ledger=f"{sink.ledger}-other", acceptLoss="true")
     assert numbers(sink.messages()) == list(range(20))

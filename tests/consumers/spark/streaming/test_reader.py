@@ -226,7 +226,9 @@ def test_a_deleted_or_recreated_or_truncated_journal_is_an_error(broker, publish
     end, _ = next_batch(reader, reader.initialOffset())
 
     made = broker.fake.journals.pop(ONE)
-    with pytest.raises(CorruptData, match=f"journal {ONE} is read through {made.head}, and is not there any more"):
+    with pytest.raises(
+        CorruptData, match=f"journal {ONE} was read through {made.head}, but was deleted or is not selected any more"
+    ):
         next_batch(reader, end)
     broker.create(ONE)
     broker.write(ONE, made.content * 2)
