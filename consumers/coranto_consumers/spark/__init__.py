@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from coranto_consumers.stores.merge import Add, Max, MergeRule, Min, Quotient, Replace
     from coranto_consumers.stores.staged_sql import StagedSql
 
-_HOMES = {
+_MODULES = {
     **dict.fromkeys(
         ("JournalOutput", "Outputs", "SparkApplication", "SqlOutput", "TableOutput", "Upsert"),
         "coranto_consumers.spark.application.outputs",
@@ -100,4 +100,4 @@ __all__ = [
     "stream_selector",
 ]
 
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__ = lazy_names(__name__, _MODULES)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from coranto_consumers.stores.sqlite_file import SqliteStore
     from coranto_consumers.stores.urls import display_url, parse_store_url
 
-_HOMES = {
+_MODULES = {
     "Store": "base",
     "JsonFileStore": "json_file",
     **dict.fromkeys(("Add", "Max", "MergeRule", "Min", "Quotient", "Replace"), "merge"),
@@ -51,4 +51,4 @@ __all__ = [
     "parse_store_url",
 ]
 
-__getattr__ = lazy_names(__name__, {name: f"{__name__}.{home}" for name, home in _HOMES.items()})
+__getattr__ = lazy_names(__name__, {name: f"{__name__}.{module}" for name, module in _MODULES.items()})

@@ -75,7 +75,7 @@ class Store(ABC):
         return error if isinstance(error, RejectedRow) else None
 
     def identity(self) -> Identity:
-        """Return the store's location and the tables that the shard writes, as far as known. Checkpoints record it."""
+        """Return the store's location and the tables that the shard writes, as far as known, for checkpoints."""
         return Identity()
 
     def is_transient(self, error: BaseException) -> bool:

@@ -41,7 +41,7 @@ _PER_DAY: Final = {"day": 1, "s": 86_400, "ms": 86_400_000, "us": 86_400_000_000
 """The number of time units in a day."""
 _EPOCH: Final = dt.date(1970, 1, 1)
 _FIRST_DAY: Final = (dt.date.min - _EPOCH).days
-_BEHIND_LAST_DAY: Final = (dt.date.max - _EPOCH).days + 1
+_AFTER_LAST_DAY: Final = (dt.date.max - _EPOCH).days + 1
 
 
 def is_plain(column: Column[Any], dialect: Dialect) -> bool:
@@ -53,7 +53,7 @@ def is_plain(column: Column[Any], dialect: Dialect) -> bool:
 
 
 def can_bind(kind: Any, column: Column[Any], dialect: Dialect) -> bool:
-    """Return True if COPY accepts an Arrow type's values, bound by a column's type, as INSERT does.
+    """Return True if COPY of bound values of an Arrow type has the same result as INSERT, in a column.
 
     INSERT casts values to the column's type. COPY does not, so the types must match.
     """
@@ -113,7 +113,7 @@ def require_times(batch: pa.RecordBatch, table: Table) -> None:
         per_day = _PER_DAY[getattr(field.type, "unit", "day" if pa.types.is_date32(field.type) else "ms")]
         if not found["min"].is_valid:
             continue
-        if found["min"].value < _FIRST_DAY * per_day or found["max"].value >= _BEHIND_LAST_DAY * per_day:
+        if found["min"].value < _FIRST_DAY * per_day or found["max"].value >= _AFTER_LAST_DAY * per_day:
             raise RejectedRow(f"table {table.name}: column {field.name!r} has a time outside of the years 1 to 9999")
 
 

@@ -16,7 +16,7 @@ Change = Callable[[Restored], Checkpoint]
 
 
 def change_checkpoint(store: str, consumer: str, change: Change) -> Restored:
-    """Raise the fence of a consumer and commit the checkpoint from `change`, atomically. Return both.
+    """Raise the fence of a consumer and commit the checkpoint from `change`, atomically. Return the new row.
 
     This fences off a running consumer, so that it cannot commit in between. Raises InvalidInput for a URL that names no
     store, CorruptData for a checkpoint that cannot be read or a table that was rolled back, SqlStoreError, and the

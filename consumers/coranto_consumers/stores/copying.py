@@ -78,7 +78,7 @@ def copy_statement(table: Table, names: Sequence[str]) -> sql.Composed:
 
 @contextmanager
 def copying(connection: Connection, table: Table, names: Sequence[str]) -> Iterator[Copy]:
-    """Copy rows into columns of a table within a transaction of PostgreSQL. Raises its errors as SQLAlchemy does."""
+    """Copy rows into columns of a PostgreSQL table, in a transaction. Raises database errors as SQLAlchemy does."""
     import psycopg
 
     driver: Any = connection.connection.driver_connection

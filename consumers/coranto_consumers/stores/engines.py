@@ -57,7 +57,7 @@ READS_ONLY = "coranto_reads_only"
 """The execution option of a read-only connection, which does not have to wait for writers."""
 
 IDLE_IN_TRANSACTION_MS = 120_000
-"""The time in milliseconds after which PostgreSQL ends the session of an idle transaction, and frees its locks."""
+"""The time in milliseconds after which PostgreSQL ends the session of an idle transaction, and releases its locks."""
 
 _LOCAL_SETTINGS = (
     "SELECT set_config('timezone', 'UTC', true), "
@@ -124,7 +124,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_denied(error: DBAPIError) -> bool:
-    """Return True if the database denies this role access to something that exists."""
+    """Return True if the database denies this role access to an existing object."""
     return _state(error) == _INSUFFICIENT_PRIVILEGE or mysql.code_of(error) == ER.TABLEACCESS_DENIED_ERROR
 
 

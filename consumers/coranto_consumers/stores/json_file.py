@@ -44,7 +44,7 @@ class JsonFileStore(Store, Generic[S]):
         dump: Callable[[S], Any] = lambda state: state,
         load: Callable[[Any], S] = lambda decoded: decoded,
     ) -> None:
-        """`initial` is the state if the log has none. Raises CorruptData for a file that is not this store's."""
+        """`initial` is the state if the log has none. Raises CorruptData for an invalid state file."""
         self._recorder = recorder
         self._dump = dump
         self._checkpoint = Checkpoint()
@@ -130,7 +130,7 @@ def _scalars(message: consumer_pb2.Checkpoint.Source | consumer_pb2.Checkpoint.P
 
 
 def checkpoint_from_json(document: Any) -> Checkpoint:
-    """Return the checkpoint of a decoded document. Raises CorruptData."""
+    """Return the checkpoint in a decoded document. Raises CorruptData."""
     try:
         own = {name: document[name] for name in ("identity", "batch") if name in document}
         wire = ParseDict(own, consumer_pb2.Checkpoint(), ignore_unknown_fields=True)

@@ -59,7 +59,7 @@ class Min:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """The staged value, null included. A key may be staged only once per transaction."""
+    """The staged value, even if it is null. A key may be staged only once per transaction."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def explain_refusals(engine: Engine) -> None:
 
 
 def _state_of(engine: Engine, driver: Any, conninfo: str, error: Exception) -> str | None:
-    """Connect again, and return the SQLSTATE of the refusal. None if the server does not answer, or now accepts."""
+    """Connect again, and return the SQLSTATE of the refusal. None if the server does not answer, or accepts now."""
     pq = driver.pq
     connection = pq.PGconn.connect_start(conninfo.encode())
     try:

@@ -65,7 +65,7 @@ def _replacing(table: Table, columns: Sequence[str], keys: Sequence[str], rows: 
 
 
 def _require_constraint(connection: Connection, replacing: Insert) -> None:
-    """Let the database plan a statement without running it, which fails if the keys have no unique constraint."""
+    """Let the database plan a statement without running it. This fails if the keys have no unique constraint."""
     connection.exec_driver_sql(f"EXPLAIN {replacing.compile(dialect=connection.dialect)}")
 
 

@@ -209,8 +209,8 @@ class SqlStore:
     def raise_with(self, shard: str, work: Callable[[Connection, Restored], None]) -> Restored:
         """Raise the fence, and call `work` in the same transaction. Return the fence and the last committed checkpoint.
 
-        `work` gets the transaction's connection, and the result of this method. Raises as `raise_fence` does, and the
-        errors of `work`; then nothing has changed.
+        `work` gets the transaction's connection, and the same fence and checkpoint. Raises as `raise_fence` does, and
+        the errors of `work`; then nothing has changed.
         """
         if not shard:
             raise InvalidInput("a consumer needs a name; it is the identity that fences it; give one", field="shard")

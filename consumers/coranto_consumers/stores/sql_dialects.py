@@ -4,8 +4,8 @@
 as nested comments. If the store's database may split a statement differently, the statement is rejected. Then a parser
 of the dialect finds the tables that the statement writes to. Statements that it cannot parse are rejected.
 
-This guards against mistakes of the application's author, not against attackers: the permissions of a role are up to the
-database.
+This guards against mistakes of the application's author, not against attackers: the database itself enforces the
+permissions of its roles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SQL statements with placeholders: checks of an application's statements, and filling in of values. Does no I/O.
+"""SQL statements with placeholders: checks of an application's statements, and substitution of values. Does no I/O.
 
 Literals, quoted names and comments are not interpreted. If databases disagree about the end of a quoted text (a
 backslash before a quote), the statement is rejected. So a quoted text cannot hide a semicolon that begins another

@@ -21,7 +21,7 @@ from coranto_consumers.stores.sql_dialects import require_dialect
 from coranto_consumers.stores.sql_text import STAGE, filled, require_statement
 from coranto_consumers.stores.staging import PREFIX, stage_of
 
-_AS_IT_IS: Final = {"no_parameters": True}
+_NO_PARAMETERS: Final = {"no_parameters": True}
 """The execution option that makes a driver treat `%` and `:` in a statement literally."""
 
 
@@ -74,7 +74,7 @@ class StagedSql:
         for number, statement in enumerate(self.statements, 1):
             require_dialect(statement, store.engine.dialect.name, names, field=self._where(number))
         stage = stage_of(store, self.plan(self.rows.c.keys()), self.tables)
-        options = {**_AS_IT_IS, READS_ONLY: True}
+        options = {**_NO_PARAMETERS, READS_ONLY: True}
         try:
             with store.engine.connect().execution_options(**options) as connection:
                 for number, statement in enumerate(self._filled(connection.dialect, stage, ()), 1):
@@ -92,7 +92,7 @@ class StagedSql:
             return
         require_staged(connection, self.rows, stage, attempts, expected)
         for statement in self._filled(connection.dialect, stage, attempts):
-            connection.exec_driver_sql(statement, execution_options=_AS_IT_IS)
+            connection.exec_driver_sql(statement, execution_options=_NO_PARAMETERS)
 
     def _explain(self, store: SqlStore, connection: Connection, number: int, statement: str) -> None:
         try:

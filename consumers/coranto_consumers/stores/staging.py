@@ -149,15 +149,15 @@ def write_in_transaction(connection: Connection, table: Table, batch: Any, owner
     if not batch.num_rows:
         return
     names = batch.schema.names
-    if (way := _way(connection.dialect, table, batch)) is not _Way.INSERTED:
+    if (method := _method_of(connection.dialect, table, batch)) is not _Method.INSERTED:
         with copying(connection, table, (*STAGE_COLUMNS, *names) if owner else names) as copy:
-            _copy_batch(copy, table, batch, owner, way, connection.dialect)
+            _copy_batch(copy, table, batch, owner, method, connection.dialect)
     else:
         owners = dict(zip(STAGE_COLUMNS, owner, strict=True)) if owner else {}
         connection.execute(insert(table), [{**owners, **row} for row in rows_of(batch, table, connection.dialect)])
 
 
-class _Way(enum.Enum):
+class _Method(enum.Enum):
     """The method of writing a batch's rows to a table."""
 
     TEXT = "COPY, of text that is made of whole columns"
@@ -165,17 +165,19 @@ class _Way(enum.Enum):
     INSERTED = "INSERT"
 
 
-def _way(dialect: Dialect, table: Table, batch: Any) -> _Way:
+def _method_of(dialect: Dialect, table: Table, batch: Any) -> _Method:
     if dialect.name != "postgresql":
-        return _Way.INSERTED
+        return _Method.INSERTED
     fields = [(field.type, table.c[field.name]) for field in batch.schema]
     if all(can_copy(kind, column, dialect) for kind, column in fields):
-        return _Way.TEXT
-    return _Way.BOUND if all(can_bind(kind, column, dialect) for kind, column in fields) else _Way.INSERTED
+        return _Method.TEXT
+    return _Method.BOUND if all(can_bind(kind, column, dialect) for kind, column in fields) else _Method.INSERTED
 
 
-def _copy_batch(copy: Copy, table: Table, batch: Any, owner: Sequence[object], way: _Way, dialect: Dialect) -> None:
-    if way is _Way.TEXT:
+def _copy_batch(
+    copy: Copy, table: Table, batch: Any, owner: Sequence[object], method: _Method, dialect: Dialect
+) -> None:
+    if method is _Method.TEXT:
         require_times(batch, table)
         for part in _parts(batch):
             copy.write(memoryview(copy_text(owner, part.columns)))
@@ -227,7 +229,7 @@ class StageWriter:
         self._owner = (shard, fence, attempt)
         self._exit = ExitStack()
         self._connection: Connection | None = None
-        self._copy: tuple[Copy, _Way] | None = None
+        self._copy: tuple[Copy, _Method] | None = None
 
     def __enter__(self) -> Self:
         if self._store.is_postgresql:
@@ -254,14 +256,14 @@ class StageWriter:
             return 0
         dialect = self._store.engine.dialect
         with self._failures():
-            if self._copy is None and (way := _way(dialect, self._stage, batch)) is not _Way.INSERTED:
+            if self._copy is None and (method := _method_of(dialect, self._stage, batch)) is not _Method.INSERTED:
                 assert self._connection is not None
                 names = (*STAGE_COLUMNS, *batch.schema.names)
                 copy = self._exit.enter_context(copying(self._connection, self._stage, names))
-                self._copy = copy, way
+                self._copy = copy, method
             if self._copy is not None:
-                copy, way = self._copy
-                _copy_batch(copy, self._stage, batch, self._owner, way, dialect)
+                copy, method = self._copy
+                _copy_batch(copy, self._stage, batch, self._owner, method, dialect)
             else:
                 with self._writing() as connection:
                     write_in_transaction(connection, self._stage, batch, self._owner)

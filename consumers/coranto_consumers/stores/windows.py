@@ -94,7 +94,7 @@ class WindowLog:
         A window of `after` that covers several of `before` is materialized if all of them are. Raises Fenced, and
         changes nothing, when another process has changed the windows since they were loaded.
         """
-        wanted = [_united(window, before) for window in after]
+        wanted = [_merged(window, before) for window in after]
         check([each.window for each in wanted])
         kept = {each.window.name for each in wanted}
         had = {each.window.name for each in before}
@@ -219,7 +219,7 @@ def sources_before(known: Sequence[KnownWindow], window: Window) -> tuple[dict[s
     return {}, between
 
 
-def _united(window: Window, before: Sequence[KnownWindow]) -> KnownWindow:
+def _merged(window: Window, before: Sequence[KnownWindow]) -> KnownWindow:
     parts = [each for each in before if window.first <= each.window.first and each.window.last <= window.last]
     times = [each.materialized for each in parts]
     whole = [at for at in times if at is not None]

@@ -46,7 +46,7 @@ class JournalOutput:
 
     `rows` has a column `value`, which is a struct or the text of a JSON object, and a column `key` (text or binary).
     `mapping` maps the key to one of `journals`, which is a label selector or a list of names. The mapping `random`
-    and a single journal need no key. Each message is given a UUID.
+    and a single journal need no key. Each message gets a UUID.
     """
 
     rows: DataFrame

@@ -172,26 +172,26 @@ class LongTransactions:
     """The long transactions that a consumer has found and not delivered yet: at most one per journal."""
 
     def __init__(self) -> None:
-        self._met: dict[str, LongTransaction] = {}
+        self._by_journal: dict[str, LongTransaction] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._met)
+        return bool(self._by_journal)
 
     def meet(self, found: Iterable[LongTransaction]) -> None:
         """Record long transactions. The input with their acknowledgements must not be committed."""
         for each in found:
-            self._met[each.journal] = each
+            self._by_journal[each.journal] = each
 
     def ends(self, ends: Mapping[str, int]) -> dict[str, int]:
         """Return the end offsets of the next reads: `ends`, or the acknowledgement of a long transaction if earlier."""
         return {
-            journal: min(end, self._met[journal].acknowledged_at) if journal in self._met else end
+            journal: min(end, self._by_journal[journal].acknowledged_at) if journal in self._by_journal else end
             for journal, end in ends.items()
         }
 
     def due(self, sources: Sources, max_bytes: int) -> LongTransaction | None:
         """Return a transaction with a part to replay now, if any. Drops transactions with at most `max_bytes` left."""
-        for journal, long in list(self._met.items()):
+        for journal, long in list(self._by_journal.items()):
             source = sources[journal]
             if source.read_through < long.acknowledged_at:
                 continue
@@ -199,7 +199,7 @@ class LongTransactions:
             left = source.read_through - state.begin if state is not None and state.is_pending else 0
             if source.read_through == long.acknowledged_at and left > max_bytes:
                 return long
-            del self._met[journal]
+            del self._by_journal[journal]
         return None
 
 

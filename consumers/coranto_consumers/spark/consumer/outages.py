@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Outages:
-    """The retries of one run. `report` gets the progress at each failure. It may fail itself because of the outage."""
+    """The retries of one run. `report` gets the progress at each failure, and may fail because of the same outage."""
 
     consumer: str
     policy: RetryPolicy

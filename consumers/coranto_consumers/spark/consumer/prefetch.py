@@ -1,4 +1,4 @@
-"""Prefetch: plan and read the next transaction's input while one transaction commits.
+"""Prefetch: plan and read the next transaction's input while the current transaction commits.
 
 The input is used only if the next transaction's plan is equal: the same ranges, from the same states. So prefetch never
 changes the result. A service lists the journals again once it has caught up; prefetch does this, too.

@@ -8,7 +8,8 @@
 6. **Acknowledge.** Append the acknowledgements, only after the commit.
 
 `Run` implements steps 1 and 2, `ConsumerTransaction` steps 4 to 6. Steps 5 and 6 overlap with reading the next input
-(`prefetch.py`). If that is likely to succeed, one job runs steps 3 and 4 (`OptimisticWrites`), without prefetch.
+(`prefetch.py`). If all messages are probably committed, one job runs steps 3 and 4, without prefetch
+(`OptimisticWrites`).
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class SparkConsumer:
         self._seen = NOTHING
 
     def run_until_caught_up(self, max_transactions: int | None = None) -> ConsumeReport:
-        """Process the present content of the journals, in at most `max_transactions` transactions.
+        """Process the current content of the journals, in at most `max_transactions` transactions.
 
         Messages written during the run, and open transactions of producers, are left to the next run. Raises
 

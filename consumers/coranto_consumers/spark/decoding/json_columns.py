@@ -38,8 +38,8 @@ TYPES: Final = (
 
 _DECIMAL_DIGITS: Final = 76
 _STRIDE: Final = MAX_DIGITS // 2
-_OF_NUMBERS: Final[Mask] = np.zeros(256, dtype=np.bool_)
-_OF_NUMBERS[list(b"0123456789.eE+-")] = True
+_NUMBER_CHARACTERS: Final[Mask] = np.zeros(256, dtype=np.bool_)
+_NUMBER_CHARACTERS[list(b"0123456789.eE+-")] = True
 # Possessive, so that the time is linear in the length of a line.
 _RUNS: Final = re.compile(rb"[0-9.eE+-]++")
 
@@ -126,7 +126,7 @@ def may_be_beyond(content: Any) -> Mask:
     mask: Mask = np.zeros(len(content), dtype=np.bool_)
     places = borders_of(content)
     # A number of more than MAX_DIGITS contains two successive samples.
-    of_numbers = _OF_NUMBERS[data_of(content)[places[0] : places[-1] : _STRIDE]]
+    of_numbers = _NUMBER_CHARACTERS[data_of(content)[places[0] : places[-1] : _STRIDE]]
     within = np.flatnonzero(of_numbers[:-1] & of_numbers[1:]) * _STRIDE + places[0]
     rows = np.searchsorted(places[1:], within, side="right")
     for row in set(rows.tolist()):
@@ -201,7 +201,7 @@ def settled_texts(array: Any, kind: DataType, to: Any, zone: tzinfo | None) -> t
 
 
 def _plain_values(array: Any, kind: DataType, to: Any, zone: tzinfo | None) -> tuple[Any, Mask]:
-    """Convert strings in common forms to a type. Return the values, null for other strings, and the others' mask."""
+    """Convert strings in common forms to a type. Return the values, null for other strings, and the mask of these."""
     match kind:
         case DateType():
             return _where_plain(array, _PLAIN_DAY, to)
@@ -248,7 +248,7 @@ def _rules() -> tuple[Any, Any]:
 
 
 def _in_zone(local: Any, zone: tzinfo) -> tuple[Any, Mask]:
-    """Convert local times to UTC. Return them, and the mask of times where pyarrow may differ from Spark."""
+    """Convert local times to UTC. Return the result, and the mask of times where pyarrow may differ from Spark."""
     if not isinstance(zone, ZoneInfo):
         offset = pa.scalar(zone.utcoffset(None) or timedelta(), pa.duration("us"))
         return pc.subtract(local, offset), np.zeros(len(local), dtype=np.bool_)
@@ -261,7 +261,7 @@ def _in_zone(local: Any, zone: tzinfo) -> tuple[Any, Mask]:
 
 
 def _where_plain(array: Any, form: str, to: Any) -> tuple[Any, Mask]:
-    """Convert strings that match `form` to a type. Return the values, null for other strings, and the others' mask."""
+    """Convert strings that match `form` to a type. Return the values, null for other strings, and the mask of these."""
     plain = pc.match_substring_regex(array, form)
     return pc.if_else(plain, array, pa.scalar(None, pa.string())).cast(to), mask_of(pc.invert(plain))
 

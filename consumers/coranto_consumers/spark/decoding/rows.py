@@ -66,7 +66,7 @@ _REQUIRED: Final = "coranto.required"
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """The sources of a schema's columns."""
+    """The columns of a schema, and where their values come from."""
 
     schema: T.StructType
     own: Mapping[str, str]

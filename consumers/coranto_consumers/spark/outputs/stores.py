@@ -59,7 +59,7 @@ class OutputStore(ABC, Generic[W]):
         return self.name
 
     def require_fence(self, shard: str, fence: int) -> None:
-        """Raise Fenced if a later owner has raised the fence. Ignores a store that is temporarily unavailable."""
+        """Raise Fenced if a later owner has raised the fence. Does nothing if the store is temporarily unavailable."""
         try:
             found = self.read(shard)
         except SqlStoreError as error:
@@ -75,7 +75,7 @@ class OutputStore(ABC, Generic[W]):
 
     @abstractmethod
     def resume(self, shard: str, fence: int) -> Checkpoint:
-        """Return the last checkpoint of the owner of `fence`, after a failure. Its pending commits can no longer apply.
+        """Return the last checkpoint of the owner of `fence` after a failure. Its pending commits can have no effect.
 
         Raises Fenced when a later owner has raised the fence, CorruptData when the store has a lower fence, and thus
         has lost commits, and SqlStoreError.

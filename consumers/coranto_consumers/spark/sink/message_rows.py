@@ -173,7 +173,7 @@ class RowDigest:
         behind = len(framing.uuid_prefix) + _UUID
         view, places = characters.data, ends.tolist()
         sums = [crc32(view[begin + behind : end]) for begin, end in pairwise(places)]
-        for row in _elsewhere(characters, ends[:-1] + behind, producer):
+        for row in _with_inner_uuid(characters, ends[:-1] + behind, producer):
             uuid = re.compile(rb"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}" + producer.hex().encode())
             sums[row] = crc32(uuid.sub(b"", view[places[row] : places[row + 1]], count=1))
         self.messages += len(lines)
@@ -188,7 +188,7 @@ class RowDigest:
         return f"{self.messages}-{self.total:016x}"
 
 
-def _elsewhere(content: Bytes, behind: Int64s, producer: ProducerId) -> list[int]:
+def _with_inner_uuid(content: Bytes, behind: Int64s, producer: ProducerId) -> list[int]:
     """Return the numbers of lines whose UUID is not at the beginning: their text already had the UUID's field."""
     node = np.frombuffer(producer.hex().encode(), dtype=np.uint8)
     places = (behind - (_UUID - _NODE))[:, None] + np.arange(len(node))

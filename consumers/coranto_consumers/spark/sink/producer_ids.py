@@ -7,8 +7,8 @@ acknowledgement of an earlier use must never arrive during a later use:
   taken by only one task.
 - An id is free again once its last use is **settled**: the transaction has committed, and its acknowledgements are
   appended, each by a single append attempt. A failed or losing attempt is never settled, so its id is never reused.
-- Only one instance of a consumer uses a folder, under fences without a gap. After a gap, another instance may append
-  the last acknowledgements again at any time, so the instance switches to a new folder.
+- Only one instance of a consumer uses a folder, with consecutive fences. After a gap, another instance may append the
+  last acknowledgements again at any time, so the instance switches to a new folder.
 
 A consumer's driver keeps the settled uses in memory (`SettledIds`). Spark plans and commits a query's batch in
 different processes, which share settled uses in a file per run of the query (`settled_pools`, `settle`). There, a use

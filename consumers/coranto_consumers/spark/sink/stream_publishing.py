@@ -219,7 +219,7 @@ class SegmentPublisher:
                 segment.places.append(block.places)
 
     def _publish_elsewhere(self, journal: str, segment: _Segment, error: CorantoError) -> None:
-        """Publish the events of a segment that may not be appended, and its buffered events, to the active segments."""
+        """Publish a segment's buffered events, and the events of its failed appends, to the active segments."""
         del self._segments[journal]
         self._own[journal] = new_producer_id(os.urandom)
         refused = list(segment.sent)

@@ -205,7 +205,7 @@ class StreamQueryWriter(_ToStream, DataSourceStreamArrowWriter):
         except BatchChanged as error:
             counts = ({part.journal: part.events} for each in written for part in each.pending)
             with errors_to_driver():
-                self._leave_out(error, query, batchId, counts)
+                self._skip_batch(error, query, batchId, counts)
             return
         if not is_new:
             _log.info("sink.batch_written_before", query=query, batch=batchId)

@@ -104,7 +104,7 @@ class SinkWriter(Generic[P]):
     def _roll_back(self, written: Sequence[WrittenPartition[P]]) -> None:
         """Append rollbacks for attempts that no decision includes, or will include: readers drop the messages."""
 
-    def _leave_out(self, error: BatchChanged, query: str, batch: int, counts: Iterable[Mapping[str, int]]) -> None:
+    def _skip_batch(self, error: BatchChanged, query: str, batch: int, counts: Iterable[Mapping[str, int]]) -> None:
         """Log that a batch with other rows than the written batch is skipped. If losses are errors, raise the error."""
         now: Counter[str] = Counter()
         for each in counts:
@@ -143,7 +143,7 @@ class _ToJournals(SinkWriter[Pending]):
         self._options = replace(options, client=for_tasks(options.client, scope, [*self._journals, options.ledger]))
 
     def _prepare(self, client: SyncJournalClient) -> None:
-        """Read the ledger before the write, and create it if it is missing."""
+        """Check the ledger before the write, and create it if it is missing."""
         self._last_batches = Ledger.unread(client, self._options.ledger, **self._of_ledger).last_batches
 
     @property
@@ -250,7 +250,7 @@ class JournalStreamWriter(_ToJournals, DataSourceStreamArrowWriter):
                 raise
             except BatchChanged as error:
                 self._roll_back(written)
-                self._leave_out(error, query, batchId, (each.pending.counts for each in written))
+                self._skip_batch(error, query, batchId, (each.pending.counts for each in written))
                 return
             if counts is not None and counts.producer == mine.producer:
                 may_repeat = append_intents(client, counts)

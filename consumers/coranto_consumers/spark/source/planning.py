@@ -260,11 +260,10 @@ def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, optio
 
 
 def _of_present(journal: str, start: int, end: int, extent: ContentExtent, options: SourceOptions) -> tuple[int, int]:
-    """Return the range to read of the current journal, although the offsets may be from an earlier journal of the name.
+    """Return the range to read of the current journal. The offsets may belong to an earlier journal of the same name.
 
-    A start from an earlier journal becomes the current journal's begin, or the offset that its head was reset to. With
-    an end from an earlier journal, nothing is read, because that content is gone. Raises JournalRecreated if lost
-    content is an error.
+    If `start` does, it becomes the current journal's begin, or the offset that its head was reset to. If `end` does,
+    nothing is read, because that content is gone. Raises JournalRecreated if lost content is an error.
     """
     found = extent.journal_id
     of_earlier = [at for at in (start, end) if not is_same(id_of(at), at, found)]

@@ -22,7 +22,7 @@ from coranto_consumers.stores.iceberg.together import commit_together
 
 FAILURES: Final = (SQLAlchemyError, OSError, RESTError)
 """Failures of catalogs and of their warehouses."""
-_LASTING: Final = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+_PERMANENT: Final = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
 _SYNCHRONOUS: Final = text("SELECT current_setting('synchronous_commit')")
 
 
@@ -30,7 +30,7 @@ def is_transient(error: BaseException | None) -> bool:
     """Return True if a failure of a catalog or its warehouse is transient."""
     if isinstance(error, SQLAlchemyError):
         return engines.is_transient(error)
-    return rest.is_transient(error) or (isinstance(error, OSError) and not isinstance(error, _LASTING))
+    return rest.is_transient(error) or (isinstance(error, OSError) and not isinstance(error, _PERMANENT))
 
 
 def failure(what: str, error: Exception) -> SqlStoreError:

@@ -45,7 +45,7 @@ class ShardTable:
         self._columns: pa.Schema = pa.schema([])
 
     def open(self, catalog: Catalog) -> None:
-        """Load the columns of the table, and create it if absent. Raises InvalidInput if it does not fit the rows."""
+        """Load the columns of the table, and create it if absent. Raises InvalidInput if keys or rules do not fit."""
         table = find_or_create(catalog, self.name, self._schema)
         columns = columns_of(table)
         self._columns = columns
@@ -114,7 +114,7 @@ class ShardTable:
 
 
 class CommittingRows:
-    """The rows of a transaction, and the files with them that its commit adds."""
+    """The rows of a transaction, and the files that are written for them."""
 
     def __init__(self, writer: FileWriter, rows: pa.Table, plan: MergePlan | None) -> None:
         self._writer = writer

@@ -26,7 +26,7 @@ _DICTIONARY_BYTES: Final = 256 << 10
 """The maximum bytes of a column's dictionary, unless the table sets it. PyArrow writes dictionaries even if nearly all
 values differ: with pyiceberg's default of 2 MiB, such files are twice as large, and take half as long again to
 write."""
-_OF_CATALOG: Final = frozenset(
+_CATALOG_PROPERTIES: Final = frozenset(
     (
         "uri",
         "warehouse",
@@ -41,7 +41,7 @@ _OF_CATALOG: Final = frozenset(
         "ssl",
     )
 )
-_PREFIXES_OF_CATALOG: Final = (PREFIX, "auth", "header.", "oauth2-", "rest.", "rest-", "snapshot-loading-mode", "ssl")
+_CATALOG_PREFIXES: Final = (PREFIX, "auth", "header.", "oauth2-", "rest.", "rest-", "snapshot-loading-mode", "ssl")
 """Prefixes of other catalog properties, which may be secrets."""
 
 
@@ -84,7 +84,7 @@ class FileWriter:
         io = {
             name: str(value)
             for name, value in table.io.properties.items()
-            if name not in _OF_CATALOG and not name.startswith(_PREFIXES_OF_CATALOG)
+            if name not in _CATALOG_PROPERTIES and not name.startswith(_CATALOG_PREFIXES)
         }
         return cls(".".join(table.name()), metadata.model_dump_json(), io, table.metadata.default_spec_id)
 
