@@ -297,8 +297,8 @@ class SqlStore:
             except DBAPIError as error:
                 if wait is None:
                     raise CommitOutcomeUnknown(
-                        f"store {self.name}: the commit of {shard} broke ({described(cause)}) and the store does not "
-                        f"answer since ({described(error)}). Start the consumer again: it continues after the last "
+                        f"store {self.name}: the commit of {shard} broke ({described(cause)}) and the store has not "
+                        f"answered since ({described(error)}). Start the consumer again: it continues after the last "
                         "commit."
                     ) from cause
                 self._sleep(wait)

@@ -70,7 +70,7 @@ def _require_pieces(text: str, dialect: str, field: str) -> None:
         if kind == "comment" and "/*" in piece[2:]:
             raise refuse("has /* within a comment, which databases understand differently: leave it out")
         if kind == "comment" and dialect == "mysql" and re.match(r"--[^\s]", piece):
-            raise refuse("has -- without a space behind it, which is not a comment here: write a space")
+            raise refuse("has -- without a space after it, which is not a comment here: write a space")
         if kind == "literal" and piece[0] == "$" and dialect != "postgresql":
             raise refuse("has a text in dollar signs, which this database does not know: write it in quotes")
         if kind == "name" and piece[0] == "`" and dialect == "postgresql":

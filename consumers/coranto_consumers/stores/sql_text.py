@@ -92,20 +92,20 @@ def require_statement(text: str, tables: Collection[str], *, reserved: Collectio
         # With more than one name here, MariaDB and MySQL would write to other tables, too.
         if found[2] and not _UPDATED.match(behind):
             raise refuse(
-                f"has {_shown(behind)} behind UPDATE {{name}}, where only AS alias and SET may be: take rows from "
-                "(SELECT … FROM …) behind SET and WHERE, and give a statement for each table"
+                f"has {_shown(behind)} after UPDATE {{name}}, where only AS alias and SET are allowed: take rows from "
+                "(SELECT … FROM …) after SET and WHERE, and give a statement for each table"
             )
         if found[0][:6].upper() == "DELETE" and not _DELETED.match(behind):
             raise refuse(
-                f"has {_shown(behind)} behind DELETE FROM {{name}}, where only AS alias and WHERE may be: write WHERE "
-                "EXISTS (SELECT … FROM …) for USING, and give a statement for each table"
+                f"has {_shown(behind)} after DELETE FROM {{name}}, where only AS alias and WHERE are allowed: write "
+                "WHERE EXISTS (SELECT … FROM …) for USING, and give a statement for each table"
             )
     rest = _TARGET.sub(" ", unnamed)
     if _INTO.search(rest):  # Such as SELECT … INTO, which creates a table or a file.
         raise refuse("has an INTO that is none of INSERT, REPLACE and MERGE INTO {name}: write one of these")
     if verb := _WRITE.search(rest):  # Such as INSERT without INTO, which MariaDB and MySQL accept.
         word = verb[1].upper()
-        raise refuse(f"has {word} without a plain target behind it: write {_PROPER[word]} {{name}}")
+        raise refuse(f"has {word} without a plain target after it: write {_PROPER[word]} {{name}}")
     if _UNNAMED_ROWS.search(code):
         raise refuse("has {stage} without a name: write {stage} AS s, say")
 

@@ -254,7 +254,7 @@ def test_consumers_process_records_and_their_dead_letters(spark, broker, tmp_pat
 def test_options_that_need_lines_are_refused_for_other_framings(broker):
     csv = {"framing": "csv", "csvColumns": "3"}
     write(broker, ROWS, lambda n: [str(n), ""])
-    with pytest.raises(InvalidInput, match="option minPartitions: several tasks can read a journal of lines only"):
+    with pytest.raises(InvalidInput, match="option minPartitions: only journals of lines can be read by several tasks"):
         rows_of(broker, **csv, minPartitions="2")
     with pytest.raises(InvalidInput, match="uuid_pointer: is for lines of JSON without the parameter framing"):
         chosen_framing(CsvRecords(3), "/id")

@@ -72,7 +72,7 @@ def test_valid_statements_of_each_database_are_accepted(dialects, text):
         ("sqlite", "SELECT [a] FROM {stage} AS s", r"has \["),
         ("sqlite", "SELECT 1 -- x\rFROM {stage} AS s", "carriage return"),
         ("postgresql", "SELECT FROM WHERE )(", "is not understood as postgresql"),
-        ("mysql", "DELETE FROM {accounts} USING other AS accounts", "behind DELETE"),
+        ("mysql", "DELETE FROM {accounts} USING other AS accounts", "after DELETE"),
     ],
 )
 def test_statements_that_databases_parse_differently_are_refused(dialect, text, problem):

@@ -248,7 +248,7 @@ def _require_whole(window: Window, sources: Sources) -> None:
     for journal, span in window.spans.items():
         if sources[journal].read_through != span.end:
             raise CorruptData(
-                f"window {window.name} ends at {span.end} of {journal}, but its last line at "
+                f"window {window.name} ends at {span.end} of {journal}, but its last line ends at "
                 f"{sources[journal].read_through}"
             )
 

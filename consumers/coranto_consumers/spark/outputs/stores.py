@@ -97,7 +97,7 @@ class OutputStore(ABC, Generic[W]):
         raise InvalidInput(f"{self.name} runs no SQL: let the application return tables only", field="outputs")
 
     def write_sql(self, output: SqlOutput, shard: str, fence: int) -> W:
-        """Let tasks write the rows of an output for SQL. Raises InvalidInput as `prepare`, and for missing columns."""
+        """Let tasks write the rows of an output for SQL. Raises InvalidInput as `prepare`, and for wrong columns."""
         raise InvalidInput(f"{self.name} runs no SQL: let the application return tables only", field="outputs")
 
     def write_all(self, made: Made, shard: str, fence: int, expected: ExpectedRows | None = None) -> list[W]:

@@ -80,7 +80,7 @@ class SinkOptions:
                     raise InvalidInput(f"{why}: leave it out", field=f"option {name}")
             if "ledger" in given and "writerid" not in given:
                 raise InvalidInput(
-                    "a stream records itself which writes are decided, but for those with a writerId: leave it out",
+                    "a stream itself records decided writes, except for writes with a writerId: leave it out",
                     field="option ledger",
                 )
             if given.get("ledger", "").startswith(f"{given['stream']}/"):

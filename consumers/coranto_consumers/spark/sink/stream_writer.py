@@ -123,8 +123,8 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
             if last is None:
                 if keeps_names and not options.accept_loss:
                     raise InvalidInput(
-                        f"{options.ledger} has named writes to stream {options.stream}, which has none: if the "
-                        "stream was recreated, name another ledger. If all brokers of its decisions were lost, "
+                        f"{options.ledger} has named writes to stream {options.stream}, but the stream has none: if "
+                        "the stream was recreated, name another ledger. If all brokers of its decisions were lost, "
                         "acceptLoss=true continues, and the last write may appear twice if it is repeated",
                         field="option ledger",
                     )
@@ -133,9 +133,9 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
                 ledger.refresh()  # Another job may just have recorded the first name.
                 if ledger.find(self._name()) is None and not options.accept_loss:
                     raise LedgerDamaged(
-                        f"stream {options.stream} knows named writes whose names should be in {options.ledger}, which "
-                        "has none: was it recreated? With acceptLoss=true the write continues, and earlier writes may "
-                        "appear twice if they are repeated"
+                        f"stream {options.stream} has named writes, but {options.ledger} does not have their names: "
+                        "was it recreated? With acceptLoss=true the write continues, and earlier writes may appear "
+                        "twice if they are repeated"
                     )
             self._record(ledger, self._name())
             self._last = last or 0

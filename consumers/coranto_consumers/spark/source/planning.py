@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 _SAMPLE_BYTES: Final = 64 << 10
 _ADVICE: Final = (
-    "Give offsets of the present journal; or give the offset as a number, if the present journal has the same content "
-    "up to there. With failOnDataLoss=false, a read begins at the present journal's beginning instead of at such an "
-    "offset, and has nothing of content that ends at one."
+    "Give offsets of the current journal. If the current journal has the same content up to the offset, give the "
+    "offset as a number. With failOnDataLoss=false, a read from such an offset begins at the current journal's "
+    "beginning, and a read up to such an offset reads nothing."
 )
 _MOST: Final = (1 << 63) - 1
 _COMPARISONS: Final[Mapping[str, Callable[[Any, Any], object]]] = {
@@ -218,7 +218,7 @@ def _unsplit(wholes: Sequence[Range], options: SourceOptions) -> Shares:
     for given, name in ((options.min_partitions > 1, "minPartitions"), (options.max_records, "maxRecordsPerPartition")):
         if given:
             raise InvalidInput(
-                "several tasks can read a journal of lines only: leave the option out, and each journal has one task",
+                "only journals of lines can be read by several tasks: leave the option out to use one task per journal",
                 field=f"option {name}",
             )
     return Shares({whole.journal: [whole] for whole in wholes}, [(NumberedRange(0, whole),) for whole in wholes])
