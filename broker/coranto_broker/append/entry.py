@@ -144,7 +144,7 @@ class Pulses:
                 else:
                     queue_of(append.resolved.require_replica).enqueue(append)
                 outcome = await append.settled()
-            replica.answer = outcome.status, self._host.clock.now()
+            replica.last_pulse = outcome.status, self._host.clock.now()
             if outcome.status not in _NO_FAILURE:
                 failure: StatusError = status_error(outcome.status, f"pulse of {replica.journal}")
                 raise failure

@@ -23,7 +23,7 @@ from coranto_broker.append.queue import queue_of
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.receiving import Inbox
 from coranto_broker.append.states import State
-from coranto_broker.handlers.errors import concerns
+from coranto_broker.handlers.errors import set_logged_journal
 from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.rpc.content import AppendMessage, ContentMessage
 from coranto_broker.rpc.first_message import first_message
@@ -55,7 +55,7 @@ async def serve_encoded(broker: Broker, context: MessageSource, claims: Claims, 
             return broker.journal_not_found()
         if not request.journal:
             _refuse_first(request)
-    concerns(request.journal)
+    set_logged_journal(request.journal)
     append.caller = caller
     if broker.tracer is not None:
         append.span = broker.tracer.continued("append", request.journal, carried_by(context))

@@ -36,12 +36,12 @@ _CODES: Final = (
 STATUS_SECONDS: Final = 5.0
 """The maximum wait for a client to read the status of a failed call."""
 
-_concerned: ContextVar[str] = ContextVar("journal", default="")
+_logged_journal: ContextVar[str] = ContextVar("journal", default="")
 
 
-def concerns(journal: str) -> None:
+def set_logged_journal(journal: str) -> None:
     """Set the journal that is logged if this call fails."""
-    _concerned.set(journal)
+    _logged_journal.set(journal)
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:
@@ -60,7 +60,7 @@ async def reported(method: str, context: Context) -> AsyncIterator[None]:
 
 async def report(error: CorantoError | OSError, method: str, context: Context) -> NoReturn:
     """Log an error, and end the call with its status code. If the client reads nothing, the call is cancelled."""
-    code, text = log_failure(error, method, context, _concerned.get()), call_errors.public_text(error)
+    code, text = log_failure(error, method, context, _logged_journal.get()), call_errors.public_text(error)
     try:
         async with asyncio.timeout(STATUS_SECONDS):
             await context.abort(code, text)

@@ -14,7 +14,7 @@ from coranto.security.tokens import Capability, Claims
 from coranto.specs.validation import may_read
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.index import IndexEntry
-from coranto_broker.handlers.errors import concerns
+from coranto_broker.handlers.errors import set_logged_journal
 from coranto_broker.handlers.refusals import is_acceptable
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ async def serve(broker: Broker, request: pb.FragmentsRequest, claims: Claims) ->
     if not is_acceptable(broker, request, request.journal, claims):
         header = broker.unrouted_header(broker.keyspace.state)
         return pb.FragmentsResponse(status=pb.JOURNAL_NOT_FOUND, header=header)
-    concerns(request.journal)
+    set_logged_journal(request.journal)
     resolution = await broker.resolver.resolve(
         request.journal,
         may_proxy=not request.do_not_proxy,

@@ -140,11 +140,14 @@ async def _send(context: Context, heads: Iterable[JournalHead]) -> None:
 
 @dataclass(slots=True)
 class _PeerHeads:
-    """Another broker's heads by journal, or the call's problem. `lacks`: it has no such RPC, like Gazette's brokers."""
+    """Another broker's heads by journal, or the call's problem.
+
+    `unsupported`: the broker has no such RPC, like Gazette's brokers.
+    """
 
     heads: dict[str, JournalHead] = field(default_factory=dict)
     problem: str = ""
-    lacks: bool = False
+    unsupported: bool = False
 
 
 async def _ask(broker: Broker, endpoint: str, selector: pb.LabelSelector, min_etcd_revision: int) -> _PeerHeads:
@@ -165,7 +168,7 @@ async def _ask(broker: Broker, endpoint: str, selector: pb.LabelSelector, min_et
     except CorantoError as error:
         found.problem = f"its primary at {endpoint or 'an unknown address'} does not report its head: {error}"
         cause = error.__cause__
-        found.lacks = isinstance(cause, grpc.aio.AioRpcError) and cause.code() is grpc.StatusCode.UNIMPLEMENTED
+        found.unsupported = isinstance(cause, grpc.aio.AioRpcError) and cause.code() is grpc.StatusCode.UNIMPLEMENTED
     else:
         found.problem = f"the broker at {endpoint} is no longer its primary; ask again"
         return found
@@ -181,7 +184,7 @@ def _other(broker: Broker, facts: EtcdFacts, answer: _PeerHeads) -> JournalHead:
     if facts.head.status != pb.OK or (replica is not None and replica.committed is not None):
         return _head_of(broker, facts)
     head = _copy(facts.head)
-    head.status, head.problem, head.ask_alone = pb.NOT_JOURNAL_BROKER, answer.problem, answer.lacks
+    head.status, head.problem, head.ask_alone = pb.NOT_JOURNAL_BROKER, answer.problem, answer.unsupported
     return head
 
 
@@ -221,7 +224,7 @@ def _fill(broker: Broker, head: JournalHead, spec: pb.JournalSpec, replica: Repl
     head.last_append_time = max(index.appended_at, index.known.flushed_at if not index.appended_at else 0.0)
     head.listed = index.refreshed
     head.registers.CopyFrom(committed.registers)
-    head.append_status, head.append_status_time = replica.answer
+    head.append_status, head.append_status_time = replica.last_pulse
     if head.is_primary and head.append_status_time and may_write(spec):
         # The index and the spool may have changed since the last pulse.
         if max(committed.fragment.end, spec.suspend.offset) < index.known.end:

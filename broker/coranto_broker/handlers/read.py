@@ -24,7 +24,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.cache import CachedContent
 from coranto_broker.fragments.index import FIRST_REFRESH_TIMEOUT_SECONDS, FragmentIndex, IndexEntry
 from coranto_broker.handlers import kept_content
-from coranto_broker.handlers.errors import concerns
+from coranto_broker.handlers.errors import set_logged_journal
 from coranto_broker.handlers.gaps import GapReader
 from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.rpc.source import MessageSink, SinkComplete
@@ -57,7 +57,7 @@ async def _serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, 
         header = broker.unrouted_header(broker.keyspace.state)
         await context.write(pb.ReadResponse(status=pb.JOURNAL_NOT_FOUND, header=header))
         return
-    concerns(request.journal)
+    set_logged_journal(request.journal)
     span = None
     if broker.tracer is not None:
         span = broker.tracer.continued("read", request.journal, carried_by(context))

@@ -11,7 +11,7 @@ from coranto.security.tokens import Claims
 from coranto.specs.validation import routes_equivalent, validate
 from coranto.tracing import TraceSpan
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.handlers.errors import Context, concerns
+from coranto_broker.handlers.errors import Context, set_logged_journal
 from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.ownership import Invalidated
 from coranto_broker.replication.pipeline import ReplicationFailed, complete
@@ -48,7 +48,7 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
         raise InvalidInput(
             "the first message is not a proposal with a header; send one first", field="ReplicateRequest.header"
         )
-    concerns(request.proposal.journal)
+    set_logged_journal(request.proposal.journal)
     while True:
         resolution = await broker.resolver.resolve(
             request.proposal.journal,

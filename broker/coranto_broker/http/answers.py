@@ -46,7 +46,7 @@ class ReadAnswer(_Call):
         self.response: web.StreamResponse | None = None
         """Set once the headers, or a complete refusal, have been created."""
 
-    async def made_by(self, reading: Coroutine[Any, Any, None]) -> None:
+    async def run(self, reading: Coroutine[Any, Any, None]) -> None:
         """Run `reading`, which writes to this answer, until it ends or has written enough.
 
         Raises the errors of `reading`, and Unavailable if it ends before all content that the headers promised.

@@ -107,7 +107,7 @@ class _Gateway:
                         return refusal(pb.JOURNAL_NOT_FOUND, {})
                     raise
                 answer = ReadAnswer(http, request)
-                await answer.made_by(read.serve(self._broker, request, answer, claims, _caller_of(http, claims)))
+                await answer.run(read.serve(self._broker, request, answer, claims, _caller_of(http, claims)))
         except (CorantoError, OSError) as error:
             if answer is None or answer.response is None or not answer.response.prepared:
                 raise

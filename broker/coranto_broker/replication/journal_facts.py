@@ -35,7 +35,7 @@ class JournalsInEtcd:
         self._keyspace = keyspace
         self._member = member
         self._known: dict[str, EtcdFacts] = {}
-        self.computations = 0
+        self.cache_misses = 0
         """The number of facts that were not in the cache."""
         keyspace.observe(self._forget)
 
@@ -73,7 +73,7 @@ class JournalsInEtcd:
         elif spec.suspend.level == pb.JournalSpec.Suspend.FULL:
             head.status, head.head = pb.SUSPENDED, spec.suspend.offset
             head.problem = "it is fully suspended; the next append wakes it"
-        self.computations += 1
+        self.cache_misses += 1
         facts = EtcdFacts(item, labels.with_meta(item.id, spec.labels), primary, head)
         self._known[item.id] = facts
         return facts

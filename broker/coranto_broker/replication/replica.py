@@ -153,7 +153,7 @@ class Replica:
         self.acknowledged_below_demand = 0
         """The number of appends that were acknowledged below the demand."""
         self._forced_end = 0  # Completed fragments up to this offset were synced to disk.
-        self.answer: tuple[pb.Status.ValueType, float] = pb.OK, 0.0
+        self.last_pulse: tuple[pb.Status.ValueType, float] = pb.OK, 0.0
         """The status and time of the last pulse (Unix seconds; 0 without a pulse)."""
         self.unreadable = False
         """True if the last attempt to read the spool from the disk failed."""

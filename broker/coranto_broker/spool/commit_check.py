@@ -42,7 +42,7 @@ class Examined:
     """A description of the fault in the files; empty if there is none."""
     torn: bool = False
     """True if there is content and a log, but the log has no complete record."""
-    taken_out: bool = False
+    quarantined: bool = False
     """True if an earlier process found the content to be damaged, and set it aside."""
 
     @property
@@ -67,11 +67,11 @@ def examine(
     size: int,
     read: Read,
     *,
-    is_taken_out: Callable[[Fragment], bool] = lambda fragment: False,
+    is_quarantined: Callable[[Fragment], bool] = lambda fragment: False,
 ) -> Examined:
     """Examine the fragment at `begin`: its `logs` by generation, and its content of `size` bytes.
 
-    `is_taken_out` returns True if content with this extent and SHA-1 was set aside as damaged while its log stayed.
+    `is_quarantined` returns True if content with this extent and SHA-1 was set aside as damaged while its log stayed.
     """
     records: list[tuple[int, int, int, CommitRecord]] = []  # Each after its sort key: end, generation, position.
     whole: dict[int, int] = {}  # The end of the last complete entry, by generation.
@@ -100,9 +100,11 @@ def examine(
             claimed_end = max(begin + size, claimed_end)
             return Examined(begin, claimed_end=claimed_end, promised=max(promised, claimed_end), problem=problem)
     best = max(records)
-    if is_taken_out(best[-1].committed.fragment):
+    if is_quarantined(best[-1].committed.fragment):
         _, generation, _, record = best
-        return Examined(begin, record, generation, whole[generation], new_sum(), claimed_end, promised, taken_out=True)
+        return Examined(
+            begin, record, generation, whole[generation], new_sum(), claimed_end, promised, quarantined=True
+        )
     running = _sum_of(read, best[0] - begin) if best[0] - begin <= size else None
     problem = ""
     if running is None or not _agrees(best[-1], running):

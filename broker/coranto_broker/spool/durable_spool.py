@@ -631,7 +631,7 @@ class DurableSpool:
         if decision.completed is None or old_log is None:
             old_content.discard()
             if old_log is not None:
-                flusher.supersede(old_log, in_turn=self.fsync is Fsync.NEVER)
+                flusher.supersede(old_log, unflushed=self.fsync is Fsync.NEVER)
         else:
             old_content.seal()
             old_log.seal()
@@ -668,7 +668,7 @@ class DurableSpool:
             return
         if self._log_length > COMPACT_LOG_BYTES:
             new = self._begin_log(begin, self._generation + 1, record)
-            self._flusher.supersede(self._log, in_turn=self.fsync is Fsync.NEVER)
+            self._flusher.supersede(self._log, unflushed=self.fsync is Fsync.NEVER)
             self._log = new
             return
         # Write at the end of the last complete record. A failed write may have left bytes after it.

@@ -110,14 +110,14 @@ class Flusher:
         # Drop discarded files: without a flush, the list would grow with every completed fragment.
         self._retired = {file: None for file in (*self._retired, *files) if not file.discarded}
 
-    def supersede(self, log: SharedFile, *, in_turn: bool) -> None:
+    def supersede(self, log: SharedFile, *, unflushed: bool) -> None:
         """Remove this log after the next flush, because another log has replaced it.
 
-        `in_turn` is for spools that are not flushed: the next call removes the log, since the kernel has written its
+        `unflushed` is for spools that are not flushed: the next call removes the log, since the kernel has written its
         replacement long before.
         """
         log.seal()
-        if in_turn:
+        if unflushed:
             self._discard(self._superseded)
         self._superseded.append(log)
 

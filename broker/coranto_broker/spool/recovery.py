@@ -78,7 +78,7 @@ class _Verified:
     sum: Hash
     stamp: Stamp
     readable: int = 0
-    taken_out: bool = False
+    quarantined: bool = False
 
     @property
     def fragment(self) -> Fragment:
@@ -198,7 +198,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
     sealed = [_sealed(folder, each, watermark) for each in verified if each.fragment.length]
     if not verified:
         spool, log, generation = Spool(folder.journal), None, 0
-    elif not lost_end and not verified[-1].taken_out:
+    elif not lost_end and not verified[-1].quarantined:
         newest = verified[-1]
         spool, log, generation = Spool.restored(newest.committed, newest.sum), newest.log, newest.generation
         if newest.committed.fragment.length:
@@ -306,7 +306,7 @@ def _examine(folder: SpoolFolder, found: _FragmentFiles, *, completed: bool) -> 
     content = folder.content(found.begin)
     if not found.has_content:
 
-        def is_taken_out(fragment: Fragment) -> bool:
+        def is_quarantined(fragment: Fragment) -> bool:
             return completed and name_aside(fragment, content.path) in folder.disk.list(folder.path / SET_ASIDE)
 
         return examine(
@@ -316,7 +316,7 @@ def _examine(folder: SpoolFolder, found: _FragmentFiles, *, completed: bool) -> 
             logs,
             0,
             lambda position, length: b"",
-            is_taken_out=is_taken_out,
+            is_quarantined=is_quarantined,
         )
     try:
         with content.borrow():
@@ -361,8 +361,8 @@ def _keep_verified(
     finally:
         content.seal()
     record = examined.record
-    taken_out = examined.taken_out
-    return _Verified(record.committed, log, generation, examined.sum, record.stamp, record.readable, taken_out)
+    quarantined = examined.quarantined
+    return _Verified(record.committed, log, generation, examined.sum, record.stamp, record.readable, quarantined)
 
 
 def _cut(folder: SpoolFolder, found: _FragmentFiles, examined: Examined, log: SharedFile, *, superseding: bool) -> None:
@@ -412,7 +412,7 @@ def _sealed(folder: SpoolFolder, verified: _Verified, watermark: SettledOffset) 
     committed = verified.committed
     content = folder.content(committed.fragment.begin)
     content.seal()
-    if verified.taken_out:
+    if verified.quarantined:
         content.stay_quarantined()
     return Sealed(
         committed.fragment,

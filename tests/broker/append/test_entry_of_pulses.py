@@ -24,7 +24,7 @@ class World:
         self.clock, self.signal = ManualClock(), Signal()
         self.end: pb.Status.ValueType | Exception = pb.OK
         self.made: list[QueuedAppend] = []
-        self.replica: Any = SimpleNamespace(journal="a/b", answer=(pb.OK, 0.0))
+        self.replica: Any = SimpleNamespace(journal="a/b", last_pulse=(pb.OK, 0.0))
         host: Any = SimpleNamespace(clock=self.clock)
         self.pulses = Pulses(host)
         monkeypatch.setattr(entry, "resolve", self._resolve)
@@ -51,14 +51,14 @@ async def test_a_pulse_is_an_empty_append_that_wakes_no_journal(world: World) ->
     assert append.request == pb.AppendRequest(
         journal="a/b", do_not_proxy=True, suspend=pb.AppendRequest.SUSPEND_NO_RESUME
     )
-    assert world.replica.answer == (pb.OK, world.clock.now())
+    assert world.replica.last_pulse == (pb.OK, world.clock.now())
 
 
 @pytest.mark.parametrize("status", [pb.SUSPENDED, pb.INSUFFICIENT_JOURNAL_BROKERS, pb.NOT_JOURNAL_PRIMARY_BROKER])
 async def test_refusals_that_end_with_the_route_are_not_failures(world: World, status: pb.Status.ValueType) -> None:
     world.end = status
     assert await world.pulses.pulse(world.replica) is world.signal
-    assert world.replica.answer[0] == status
+    assert world.replica.last_pulse[0] == status
 
 
 @pytest.mark.parametrize("end", [pb.INDEX_HAS_GREATER_OFFSET, Unavailable("gone"), OSError("disk"), TimeoutError()])

@@ -87,7 +87,7 @@ def test_folders_that_are_not_synced_are_caught(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_removing_a_log_before_its_successor_is_synced_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def supersede(self: Flusher, log: SharedFile, *, in_turn: bool) -> None:
+    def supersede(self: Flusher, log: SharedFile, *, unflushed: bool) -> None:
         log.discard()
 
     monkeypatch.setattr(Flusher, "supersede", supersede)
