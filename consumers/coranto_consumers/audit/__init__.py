@@ -10,7 +10,7 @@ try:
     from coranto_consumers.audit.evidence import Evidence, EvidenceSource, SqlEvidence
     from coranto_consumers.audit.expectations import MESSAGES, Expectation, Measure, parse_expectation, sum_of
     from coranto_consumers.audit.memory import Memory
-    from coranto_consumers.audit.places import FolderMemory, StoreNotes, memory_at
+    from coranto_consumers.audit.places import FolderMemory, FragmentStoreMemory, memory_at
     from coranto_consumers.audit.recovered import RecoveredEvidence
     from coranto_consumers.audit.sources import framing_of
 except ModuleNotFoundError as error:
@@ -23,11 +23,11 @@ __all__ = [
     "EvidenceSource",
     "Expectation",
     "FolderMemory",
+    "FragmentStoreMemory",
     "Measure",
     "Memory",
     "RecoveredEvidence",
     "SqlEvidence",
-    "StoreNotes",
     "framing_of",
     "memory_at",
     "parse_expectation",

@@ -26,10 +26,10 @@ def file_name(consumer: str) -> str:
 
 def memory_at(place: str, stores: StoreRegistry) -> Memory:
     """Return the memory at `place`: the URL of a fragment store, or a folder."""
-    return StoreNotes(stores.get(place), place) if "://" in place else FolderMemory(Path(place))
+    return FragmentStoreMemory(stores.get(place), place) if "://" in place else FolderMemory(Path(place))
 
 
-class StoreNotes:
+class FragmentStoreMemory:
     """Stores the results of audits in files of a fragment store, next to the audit records of journals."""
 
     def __init__(self, store: FragmentStore, url: str) -> None:

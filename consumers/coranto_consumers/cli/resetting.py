@@ -21,7 +21,7 @@ from coranto.errors import InvalidInput
 from coranto.messages import Checkpoint
 from coranto.offsets import vector_of_json
 from coranto_consumers.cli.arguments import ConsumerName, Store
-from coranto_consumers.positions.moves import EARLIEST, LATEST, Move, Target, moved, plan_moves
+from coranto_consumers.positions.moves import EARLIEST, LATEST, Move, Target, apply_moves, plan_moves
 from coranto_consumers.stores.changing import change_checkpoint
 from coranto_consumers.stores.reading import read_checkpoint
 
@@ -106,7 +106,7 @@ def begin_at(name: str, to: str, store: str, sources: str, endpoint: str | None)
         return await plan_moves(client, Checkpoint(), target, sources=sources)
 
     if moves := with_client(endpoint, plan):
-        change_checkpoint(store, name, moved(moves))
+        change_checkpoint(store, name, apply_moves(moves))
 
 
 def parse_target(text: str, option: str = _OPTION) -> Target:
@@ -162,7 +162,7 @@ def _move(
         if not sys.stdin.isatty():
             raise InvalidInput("nothing has changed; if this is meant, confirm it with --yes", field="--yes")
         typer.confirm(f"Move {name}, and fence off its running instance?", abort=True)
-    done = change_checkpoint(store, name, moved(moves))
+    done = change_checkpoint(store, name, apply_moves(moves))
     typer.echo(f"{name}: moved in {len(moves)} journals, under fence {done.fence}; it continues there when it starts")
 
 

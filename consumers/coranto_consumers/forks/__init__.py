@@ -1,6 +1,6 @@
 """Forks of consumers: a copy of a checkpoint, with forks of its journals, that is promoted or dropped later."""
 
-from coranto_consumers.forks.journey import (
+from coranto_consumers.forks.lifecycle import (
     ForkedConsumer,
     ForkStatus,
     drop_consumer,

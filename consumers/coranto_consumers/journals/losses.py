@@ -139,16 +139,16 @@ class Holes:
 
     def __init__(self) -> None:
         self._holes: dict[str, LostContent] = {}
-        self._met: set[LostContent] = set()
+        self._recorded: set[LostContent] = set()
 
     def __bool__(self) -> bool:
         return bool(self._holes)
 
-    def meet(self, lost: LostContent) -> None:
+    def record(self, lost: LostContent) -> None:
         """Record lost content. Raises its error if it was recorded before, because skipping it did not help."""
-        if lost in self._met:
+        if lost in self._recorded:
             raise lost.error("It was skipped, and found again.")
-        self._met.add(lost)
+        self._recorded.add(lost)
         self._holes[lost.journal] = lost
 
     def ends(self, heads: Mapping[str, int]) -> dict[str, int]:
@@ -158,7 +158,7 @@ class Holes:
             for journal, head in heads.items()
         }
 
-    def stuck(self, journal: str, read_through: int) -> bool:
+    def is_blocked(self, journal: str, read_through: int) -> bool:
         """Return True if reading stopped at an offset without lost content. Otherwise, it lacks the end of a line."""
         hole = self._holes.get(journal)
         if hole is None:
@@ -166,7 +166,7 @@ class Holes:
         self._holes[journal] = replace(hole, begin=min(hole.begin, read_through))
         return False
 
-    def due(self, sources: Mapping[str, Source]) -> list[LostContent]:
+    def pop_reached(self, sources: Mapping[str, Source]) -> list[LostContent]:
         """Remove and return the lost content that reading has reached."""
         due = [hole for journal, hole in self._holes.items() if hole.begin <= sources[journal].read_through]
         for hole in due:

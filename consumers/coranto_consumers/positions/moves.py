@@ -48,7 +48,7 @@ class Move:
     many to count."""
     is_other_journal: bool = False
     """True if `known` is of an earlier journal with that name, so the repeated or omitted messages are unknown."""
-    is_begun: bool = False
+    is_new: bool = False
     """True if the consumer has not read the journal yet: `known` is the beginning of the journal."""
 
     @property
@@ -149,7 +149,7 @@ class _JournalMove:
             return Move(self._name, self._known, replace(source, journal_id=self._head.journal_id), 0, True)
         source, messages = await (self._forward(at) if at > known else self._back(at))
         source = replace(source, journal_id=self._id)
-        return Move(self._name, self._known, source, messages, is_begun=self._is_new)
+        return Move(self._name, self._known, source, messages, is_new=self._is_new)
 
     async def _offset(self, target: str | int) -> int:
         head, first = self._head.head, self._first
@@ -174,7 +174,7 @@ class _JournalMove:
         return int(target)
 
     async def _forward(self, at: int) -> tuple[Source, int | None]:
-        if await self._walk.is_amid_delivery(self._known, self._first):
+        if await self._walk.in_partial_delivery(self._known, self._first):
             raise InvalidInput(
                 f"the consumer has processed a part of a transaction in {self._name}, and to continue from "
                 f"{self._known.read_through} to {at} would omit the rest: let it complete that transaction first",
@@ -199,7 +199,7 @@ class _JournalMove:
         return state, await self._walk.count(state, self._known)
 
 
-def moved(moves: Sequence[Move], *, at: float | None = None) -> Callable[[Restored], Checkpoint]:
+def apply_moves(moves: Sequence[Move], *, at: float | None = None) -> Callable[[Restored], Checkpoint]:
     """Return the function that applies moves to a checkpoint, for `change_checkpoint`. `at` is the time; default: now.
 
     The function raises InvalidInput if the consumer has since committed in a journal that moves forward, or has another
@@ -212,7 +212,7 @@ def moved(moves: Sequence[Move], *, at: float | None = None) -> Callable[[Restor
         sources = dict(checkpoint.sources)
         resets = {each.journal: each for each in checkpoint.identity.resets if each.journal in sources}
         for move in moves:
-            present = sources.get(move.journal, move.known if move.is_begun else None)
+            present = sources.get(move.journal, move.known if move.is_new else None)
             if present is None or not is_same(move.known.journal_id, move.known.read_through, present.journal_id):
                 raise InvalidInput(f"the consumer now has another checkpoint of {move.journal}: run this again")
             if present != move.known and not move.repeats:

@@ -65,7 +65,7 @@ class JournalWalk:
                 return reader.offset
         return None
 
-    async def is_amid_delivery(self, source: Source, first: int) -> bool:
+    async def in_partial_delivery(self, source: Source, first: int) -> bool:
         """Return True if a checkpoint was taken during the delivery of one acknowledgement's messages.
 
         That is possible only if the next message acknowledges pending messages. Then the journal is read from `first`,

@@ -33,7 +33,7 @@ class Diagnosed:
     sound: Mapping[str, KnownShard]
 
 
-def proven(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) -> list[RecoveryStep]:
+def restore_steps(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) -> list[RecoveryStep]:
     """Return steps that write proven checkpoints back, if the tables agree with them.
 
     A checkpoint that was set forward to the end of a message contradicts no journal, only the tables. So if the damaged
@@ -71,7 +71,7 @@ def proven(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) 
     return steps
 
 
-def taken(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) -> list[RecoveryStep]:
+def accept_steps(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) -> list[RecoveryStep]:
     """Return steps that accept older checkpoints as correct, if the tables agree with them.
 
     Then the whole database was restored from a backup, and nothing is lost as long as the journals have the content

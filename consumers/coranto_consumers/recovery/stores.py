@@ -17,7 +17,7 @@ from coranto.recovery import Diagnosis, Loss, RecoveryStep, Remark, StepKind
 from coranto.security.tokens import shows
 from coranto_consumers.audit.check import ConsumerCheck
 from coranto_consumers.recovery.losses import CHECKPOINT, LOSSES, can_be_accepted, is_unsettled, loss_of
-from coranto_consumers.recovery.proofs import Diagnosed, evident_fence, offsets_of, proven, taken
+from coranto_consumers.recovery.proofs import Diagnosed, accept_steps, evident_fence, offsets_of, restore_steps
 from coranto_consumers.recovery.repairable import RepairableStore
 
 
@@ -47,9 +47,9 @@ class StoreDoctor:
         damaged = frozenset(
             each.subject.name for each in found if each.kind in CHECKPOINT and each.subject.kind is SubjectKind.SHARD
         )
-        restored = proven(check, diagnosed, damaged)
+        restored = restore_steps(check, diagnosed, damaged)
         if not restored and self._store.shows_present_tables:
-            restored = taken(check, diagnosed, damaged)
+            restored = accept_steps(check, diagnosed, damaged)
         steps += restored
         repaired = {step.subject for step in restored}
         lost = [each for each in found if self._is_loss(each)]

@@ -49,8 +49,8 @@ class ColumnIntake:
         atomic_bytes: int | None = None,
     ) -> None:
         self._atomic_bytes = atomic_bytes
-        self._in_parts = self._was_amid_set = False
-        self.is_amid_set = False
+        self._in_parts = self._was_in_partial_set = False
+        self.in_partial_set = False
         """True if only a part of a set of messages that were committed together was pulled."""
         self._sequencer = ColumnarSequencer(sources=sources, ring_rows=ring_rows)
         self._read: deque[tuple[str, pa.RecordBatch]] = deque()
@@ -68,7 +68,7 @@ class ColumnIntake:
         """The maximum number of rows in a returned batch. May be changed at any time."""
         self.resets = 0
         """The number of acknowledgements that were below an earlier one of their producer."""
-        self.passed_over: dict[str, int] = {}
+        self.skipped_ends: dict[str, int] = {}
         """The end offsets, by journal, of messages that commit nothing and open nothing, such as duplicates."""
 
     @property
@@ -127,8 +127,8 @@ class ColumnIntake:
         while True:
             if self._ready:
                 self._pulled = self._ready.popleft()
-                self._was_amid_set = self.is_amid_set
-                self.is_amid_set = self._in_parts and self._pulled.rows.num_rows > 0  # The last one has no rows.
+                self._was_in_partial_set = self.in_partial_set
+                self.in_partial_set = self._in_parts and self._pulled.rows.num_rows > 0  # The last one has no rows.
                 return self._pulled
             if self._replay is not None or not self._read:
                 return None
@@ -137,7 +137,7 @@ class ColumnIntake:
     def put_back(self, rows: CommittedRows) -> None:
         """Put back the rows that were pulled last and not consumed. The next `pull` returns them again."""
         self._pulled = None
-        self.is_amid_set = self._was_amid_set
+        self.in_partial_set = self._was_in_partial_set
         self._ready.appendleft(rows)
 
     def checkpoint(self, pruning: Pruning | None) -> dict[str, Source]:
@@ -181,7 +181,7 @@ class ColumnIntake:
             return
         settled = step.settled_end()
         if settled is not None:
-            self.passed_over[journal] = settled
+            self.skipped_ends[journal] = settled
         self._apply(journal, step)
 
     def _deliver_in_parts(self, journal: str, batch: pa.RecordBatch, step: SequencingStep) -> None:

@@ -62,7 +62,7 @@ class Consuming:
         self._arrived_counts: Counter[SourceInput] = Counter()
         self._arrived_bytes = 0
         self._replays: dict[SourceInput, RangeReading] = {}
-        self._passed_over: dict[str, int] = {}
+        self._skipped_ends: dict[str, int] = {}
         self._decoded: dict[str, int] = {}
         """The ends of decoded content, by journal, until all of it is sequenced."""
         self._last: tuple[SourceInput, Any] | None = None
@@ -101,12 +101,12 @@ class Consuming:
         return any(each.intake.has_pending for each in self._inputs)
 
     @property
-    def is_amid_set(self) -> bool:
+    def in_partial_set(self) -> bool:
         """True if the transaction must continue, because an atomic application has only a part of a set."""
         return any(map(self._must_continue, self._inputs))
 
     def _must_continue(self, of: SourceInput) -> bool:
-        return self._app.atomic and bool(of.intake.is_amid_set)
+        return self._app.atomic and bool(of.intake.in_partial_set)
 
     @property
     def resets(self) -> int:
@@ -123,14 +123,14 @@ class Consuming:
         return self._arrived_bytes + sum(int(each.intake.size_bytes) for each in self._inputs)
 
     @property
-    def passed_over(self) -> dict[str, int]:
+    def skipped_ends(self) -> dict[str, int]:
         """The end offsets, by journal, of messages that commit nothing and open nothing. May be emptied."""
         for each in self._inputs:
-            passed = each.intake.passed_over
+            passed = each.intake.skipped_ends
             while passed:  # One by one, since a slice may add entries concurrently.
                 journal, end = passed.popitem()
-                self._passed_over[journal] = max(end, self._passed_over.get(journal, 0))
-        return self._passed_over
+                self._skipped_ends[journal] = max(end, self._skipped_ends.get(journal, 0))
+        return self._skipped_ends
 
     def checkpoint(self, pruning: Pruning) -> dict[str, Source]:
         """Return the states of sources that cover exactly the consumed messages."""
@@ -176,7 +176,7 @@ class Consuming:
                 await self._in_thread(self._consume_slice_plainly, each, store)
         if not self._has_messages and not self.has_pending:  # Only blank content may be left, such as empty lines.
             for journal, end in self._decoded.items():
-                self._passed_over[journal] = max(end, self._passed_over.get(journal, 0))
+                self._skipped_ends[journal] = max(end, self._skipped_ends.get(journal, 0))
             self._decoded.clear()
 
     def _consume_slice_plainly(self, of: SourceInput, store: Store) -> None:

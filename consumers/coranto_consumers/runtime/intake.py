@@ -61,11 +61,11 @@ class Intake(Generic[M]):
         self._atomic_bytes = atomic_bytes
         self._trigger: Envelope[M] | None = None
         """The message that commits the current set."""
-        self._was_amid_set = self.is_amid_set = False
+        self._was_in_partial_set = self.in_partial_set = False
         """True if only a part of a set of messages that were committed together was pulled."""
         self.resets = 0
         """The number of acknowledgements that were below an earlier one of their producer."""
-        self.passed_over: dict[str, int] = {}
+        self.skipped_ends: dict[str, int] = {}
         """The end offsets, by journal, of messages that commit nothing and open nothing, such as duplicates."""
 
     @property
@@ -139,22 +139,22 @@ class Intake(Generic[M]):
                 self._delivering, self._trigger = True, envelope
                 self._replaying = outcome is QueueOutcome.ACK_COMMIT_REPLAY
             else:
-                self.passed_over[envelope.journal] = envelope.end
+                self.skipped_ends[envelope.journal] = envelope.end
                 self.resets += outcome is QueueOutcome.ACK_RESET
 
     def _of_set(self, envelope: Envelope[M]) -> Envelope[M]:
         """Record that a message of the current set is pulled. Raises InvalidInput if the set is too long."""
         trigger = self._trigger
         assert trigger is not None
-        if not self.is_amid_set:
+        if not self.in_partial_set:
             require_short(envelope.journal, envelope.producer, envelope.begin, trigger.end, self._atomic_bytes)
-        self._was_amid_set, self.is_amid_set = self.is_amid_set, envelope is not trigger
+        self._was_in_partial_set, self.in_partial_set = self.in_partial_set, envelope is not trigger
         return envelope
 
     def put_back(self, envelope: Envelope[M]) -> None:
         """Put back the message that was pulled last and not consumed. The next `pull` returns it again."""
         self._sequencer.put_back()
-        self.is_amid_set = self._was_amid_set
+        self.in_partial_set = self._was_in_partial_set
         if self._replaying:
             self._replayed.appendleft(envelope)
 

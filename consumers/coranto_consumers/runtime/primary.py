@@ -277,7 +277,7 @@ class Primary:
             transactions.limits = limits_of(self._shard.spec, self._search.max_messages)
             now = self._clock.monotonic()
             ready, pending = self._input.is_ready, self._input.has_pending
-            match transactions.next_step(now, ready=ready, pending=pending, amid_set=self._input.is_amid_set):
+            match transactions.next_step(now, ready=ready, pending=pending, in_partial_set=self._input.in_partial_set):
                 case NextStep.CONSUME:
                     await self._consume()
                 case NextStep.COMMIT:
@@ -332,7 +332,7 @@ class Primary:
             self._metrics.resets.labels(self._shard.id).inc(self._input.resets - self._resets)
             self._resets = self._input.resets
             _log.warning("producer.reset", shard=self._shard.id)
-        self._note_passed_over()
+        self._record_skipped_ends()
         await self._appends.wait_for_capacity()
 
     def _append_published(self) -> None:
@@ -396,7 +396,7 @@ class Primary:
         ends = await self._acknowledged(written, may_be_deleted=True)
         self._transactions.acknowledged(self._now())
         self._progress.advance(offsets, ends)
-        self._note_passed_over()
+        self._record_skipped_ends()
 
     async def _complete(
         self,
@@ -425,7 +425,7 @@ class Primary:
             self._trace(self._tracer, self._completing_span, self._transactions.completing)
         self._metrics.read_through(self._shard.id, offsets)
         self._progress.advance(offsets, ends)
-        self._note_passed_over()
+        self._record_skipped_ends()
 
     def _trace(self, tracer: Tracer, span: TraceSpan, times: Times) -> None:
         """End the span of a completed transaction, with a span of each phase."""
@@ -471,14 +471,14 @@ class Primary:
     def _log_missing_acknowledgement(self, journal: str, error: str) -> None:
         _log.warning("acknowledgement.failed", shard=self._shard.id, journal=journal, error=error)
 
-    def _note_passed_over(self) -> None:
+    def _record_skipped_ends(self) -> None:
         """Advance the progress past skipped messages, such as duplicates, if no transaction is open or completing.
 
         No commit would record them.
         """
-        if self._transactions.prior is Prior.DONE and not self._transactions.is_open and self._input.passed_over:
-            self._progress.advance(self._input.passed_over, {})
-            self._input.passed_over.clear()
+        if self._transactions.prior is Prior.DONE and not self._transactions.is_open and self._input.skipped_ends:
+            self._progress.advance(self._input.skipped_ends, {})
+            self._input.skipped_ends.clear()
 
     # -- Effects -------------------------------------------------------------------------------------------------------
 
@@ -580,7 +580,7 @@ class Primary:
         raise CorantoError(f"the read of {journal} ended unexpectedly; the shard starts again from its checkpoint")
 
 
-def may_pass(error: Exception, store: Store | None) -> bool:
+def is_retriable(error: Exception, store: Store | None) -> bool:
     """Return True if an error that ended a shard's primary may be temporary, so that a new primary can continue."""
     # Brokers that know where a journal ends may come back, or an operator may reset its head.
     if isinstance(error, IndexHasGreaterOffset) or (isinstance(error, CorantoError) and error.retriable):

@@ -48,7 +48,7 @@ class RejectionSearch:
             more = 2 * self.max_messages
             self.max_messages = more if more < _UNLIMITED else None
 
-    def met(self, problem: RejectedRow, messages: int, last: Consumed | None) -> RejectedRow:
+    def record_rejection(self, problem: RejectedRow, messages: int, last: Consumed | None) -> RejectedRow:
         """Record that the store rejected a row of a transaction of `messages` messages. `last` is the last one.
 
         Returns the error, with journal and offset if the message is found.
@@ -65,7 +65,7 @@ class RejectionSearch:
         return found
 
     def may_continue(self) -> bool:
-        """Return True, once, if the shard may restart after the error of the last `met`."""
+        """Return True, once, if the shard may restart after the error of the last `record_rejection`."""
         may, self._may_continue = self._may_continue, False
         return may
 

@@ -42,7 +42,7 @@ from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.recoverylog.standby import LogStandby
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.metrics import ConsumerMetrics
-from coranto_consumers.runtime.primary import Primary, may_pass
+from coranto_consumers.runtime.primary import Primary, is_retriable
 from coranto_consumers.runtime.progress import Progress
 from coranto_consumers.runtime.recreated import continues
 from coranto_consumers.runtime.rejections import RejectionSearch
@@ -311,7 +311,7 @@ class ShardReplica:
             return await self._is_assigned()
         if isinstance(error, JournalRecreated) and continues(self.spec):
             return True  # The next run continues in the present journal.
-        return may_pass(error, self._primary.store if self._primary is not None else None)
+        return is_retriable(error, self._primary.store if self._primary is not None else None)
 
     async def _is_assigned(self) -> bool:
         """Return True if the shard is still assigned to this process. Also returns True if etcd is unavailable.

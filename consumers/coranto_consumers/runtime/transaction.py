@@ -147,12 +147,12 @@ class Transactions:
         minimum = self.current.began + min(self.limits.min_seconds, self.limits.max_seconds)
         return minimum if now < minimum else self.current.began + self.limits.max_seconds
 
-    def next_step(self, now: float, *, ready: bool, pending: bool, amid_set: bool = False) -> NextStep:
+    def next_step(self, now: float, *, ready: bool, pending: bool, in_partial_set: bool = False) -> NextStep:
         """Return the next step. `ready`: there is input. `pending`: messages already read await an acknowledgement.
 
-        `amid_set`: the transaction must take further input before it ends, regardless of its limits.
+        `in_partial_set`: the transaction must take further input before it ends, regardless of its limits.
         """
-        if amid_set:
+        if in_partial_set:
             return NextStep.CONSUME
         reads = self.reads(now)
         if ready and reads:

@@ -24,7 +24,7 @@ from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.journals.discovery import ContentExtent, open_journals
 from coranto_consumers.runtime.application import Shard
 from coranto_consumers.runtime.metrics import ConsumerMetrics
-from coranto_consumers.runtime.primary import Primary, may_pass
+from coranto_consumers.runtime.primary import Primary, is_retriable
 from coranto_consumers.runtime.progress import Progress
 from coranto_consumers.runtime.rejections import RejectionSearch
 from coranto_consumers.runtime.specs import validate_shard_spec
@@ -124,7 +124,7 @@ class ShardRunner:
                         retry.progressed()
                     store = primary.store if primary is not None else None
                     # A journal was deleted, such as a segment that was read. The next attempt lists them again.
-                    passes = isinstance(error, JournalNotFound) or may_pass(error, store)
+                    passes = isinstance(error, JournalNotFound) or is_retriable(error, store)
                     pause = retry.failed(now) if passes else None
                     if pause is None:
                         raise

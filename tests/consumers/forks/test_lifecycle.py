@@ -25,7 +25,7 @@ from coranto.testing.cluster import STORE_URL
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.comparison import TableOf, compare_tables
-from coranto_consumers.forks import drop_consumer, fork_consumer, fork_status, journey, promote_consumer
+from coranto_consumers.forks import drop_consumer, fork_consumer, fork_status, lifecycle, promote_consumer
 from coranto_consumers.runtime.application import Application
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.replica import ShardReplica
@@ -245,7 +245,7 @@ async def test_a_changed_application_rereads_everything_up_to_the_old_checkpoint
     assert store.read("sales-new") is not None, "a drop that is refused changes nothing"
     await drop_fork(client, "other/fork")
     with pytest.MonkeyPatch.context() as broken:  # It is killed before it deletes the forks.
-        broken.setattr(journey, "drop_forks", die)
+        broken.setattr(lifecycle, "drop_forks", die)
         with pytest.raises(Died):
             await drop_consumer(client, store, "sales-new", tables=["totals_2"])
     with pytest.raises(InvalidInput, match="'sales-new' was a forked consumer, and is dropped"):
@@ -268,11 +268,11 @@ async def test_a_consumer_is_not_promoted_to_a_source_with_other_content(tmp_pat
     (fork,) = made.forks.values()
     # Brokers refuse such a change while the fork shares its fragments, but other tools do not.
     other = line("eve", 6)[: fork.offset].ljust(fork.offset)
-    changed = journey.Fork(ALERTS, fork.name, fork.offset, fork.shared_end, fork.begin)
+    changed = lifecycle.Fork(ALERTS, fork.name, fork.offset, fork.shared_end, fork.begin)
     await client.append(ALERTS, other)
     with pytest.raises(InvalidInput, match=f"has other content before {fork.offset} than {ALERTS}"):
-        await journey._require_same_content(client, changed, fork.offset)
-    await journey._require_same_content(client, fork, fork.offset)
+        await lifecycle._require_same_content(client, changed, fork.offset)
+    await lifecycle._require_same_content(client, fork, fork.offset)
     # A consumer that has read forks and other journals is neither promoted nor dropped.
     found = store.read("sales-new")
     assert found is not None
@@ -336,7 +336,7 @@ async def test_an_interrupted_fork_continues_with_the_same_checkpoint(
     await run(old, "totals-old", client, SOURCES)
 
     with monkeypatch.context() as broken:
-        broken.setattr(journey, "fork_journals", die)
+        broken.setattr(lifecycle, "fork_journals", die)
         with pytest.raises(Died):
             await fork_consumer(client, store, "totals-old", "sales-new", tables={"totals": "totals_2"})
     await client.append(SOURCES[0], line("ada", 6))

@@ -78,15 +78,15 @@ def test_a_source_is_of_another_journal_only_if_both_ids_are_known():
 def test_content_before_a_gap_is_read_and_the_gap_skipped_once():
     holes, sources = Holes(), {"j": Source(10), "k": Source(10)}
     hole = LostContent("j", 30, 40)
-    holes.meet(hole)
+    holes.record(hole)
     assert holes.ends({"j": 100, "k": 100}) == {"j": 30, "k": 100}
-    assert holes.due(sources) == []
-    assert holes.stuck("k", 10)
-    assert not holes.stuck("j", 25), "the line that began at 25 has lost its end"
-    assert holes.due({"j": Source(25)}) == [LostContent("j", 25, 40)]
+    assert holes.pop_reached(sources) == []
+    assert holes.is_blocked("k", 10)
+    assert not holes.is_blocked("j", 25), "the line that began at 25 has lost its end"
+    assert holes.pop_reached({"j": Source(25)}) == [LostContent("j", 25, 40)]
     assert holes.ends({"j": 100}) == {"j": 100}
     with pytest.raises(OffsetJump):
-        holes.meet(hole)
+        holes.record(hole)
 
 
 ROWS = Table("rows", MetaData(), Column("n", BigInteger, primary_key=True))

@@ -179,7 +179,7 @@ def test_a_replay_can_end_only_after_all_its_messages_were_pulled():
         taken.end_replay()
 
 
-def test_messages_without_a_commit_count_as_passed_over():
+def test_messages_without_a_commit_count_as_skipped():
     taken = ColumnIntake({JOURNAL: Source(0, {})})
     taken.add(JOURNAL, envelope_batch([message(0, 5, Flags.OUTSIDE_TXN)]))
     assert taken.pull() is not None
@@ -187,11 +187,11 @@ def test_messages_without_a_commit_count_as_passed_over():
     taken.add(JOURNAL, envelope_batch([message(1, 5, Flags.OUTSIDE_TXN), message(2, 7, Flags.CONTINUE_TXN)]))
 
     assert taken.pull() is None
-    assert taken.passed_over == {JOURNAL: 2 * SIZE}
+    assert taken.skipped_ends == {JOURNAL: 2 * SIZE}
     assert taken.has_pending
     taken.add(JOURNAL, envelope_batch([message(3, 4, Flags.ACK_TXN)]))
     assert taken.pull() is None
-    assert taken.passed_over == {JOURNAL: 4 * SIZE}
+    assert taken.skipped_ends == {JOURNAL: 4 * SIZE}
     assert taken.resets == 1
     assert not taken.has_pending
 

@@ -109,10 +109,10 @@ def test_a_returned_message_is_pulled_again_and_not_in_the_checkpoint(ring_size,
     assert drive(restored, None) == list(range(consumed, 4))
 
 
-def test_messages_without_a_commit_count_as_passed_over():
+def test_messages_without_a_commit_count_as_skipped():
     intake = Intake({"a/journal": Source(0, {})})
     intake.add([message(0, 5, Flags.OUTSIDE_TXN), message(1, 5, Flags.OUTSIDE_TXN), ack(2, 5), ack(3, 4)])
 
     assert pulled(intake) == [0]
-    assert intake.passed_over == {"a/journal": 4 * SIZE}
+    assert intake.skipped_ends == {"a/journal": 4 * SIZE}
     assert intake.resets == 1

@@ -173,18 +173,18 @@ async def test_rolled_back_messages_count_as_read_even_before_restored_acknowled
     for journal, content in abandoned.rollback_intents().items():
         await journals.fake.write(journal, content)
     append, noted = client.append, asyncio.Event()
-    note = Primary._note_passed_over
+    note = Primary._record_skipped_ends
 
     def noted_first(primary):
         note(primary)
-        if primary._input.passed_over:
+        if primary._input.skipped_ends:
             noted.set()  # Not counted yet, as the acknowledgements are not written.
 
     async def append_later(*arguments, **options):
         await noted.wait()
         return await append(*arguments, **options)
 
-    monkeypatch.setattr(Primary, "_note_passed_over", noted_first)
+    monkeypatch.setattr(Primary, "_record_skipped_ends", noted_first)
     monkeypatch.setattr(client, "append", append_later)
     async with running_shard(sums, SPEC, client) as shard, asyncio.timeout(60):
         await shard.read_through({"in/one": journals.head("in/one")})

@@ -23,7 +23,7 @@ from coranto.security.oidc.client import OidcClient
 from coranto.security.tls import ClientTls
 from coranto.security.tokens import BearerToken, Capability, Keys, Secret
 from coranto.wire import consumer_pb2 as pc
-from coranto_consumers.positions.moves import Move, moved
+from coranto_consumers.positions.moves import Move, apply_moves
 from coranto_consumers.runtime.client import ShardClient
 from coranto_consumers.runtime.peers import ShardPeers
 from coranto_consumers.runtime.process import ConsumerProcess
@@ -228,7 +228,7 @@ async def test_an_assigned_shard_restarts_after_any_number_of_resets(journals, c
     for number in range(1, FENCINGS + 2):
         known = (await asyncio.to_thread(sums.database.read, fqn)).checkpoint.sources["in/one"]
         move = Move("in/one", known, Source(0, journal_id=known.journal_id))
-        await asyncio.to_thread(change_checkpoint, store_url, fqn, moved([move]))
+        await asyncio.to_thread(change_checkpoint, store_url, fqn, apply_moves([move]))
         async with asyncio.timeout(120):
             # In a thread: the shard's transaction holds the database lock and needs this loop.
             while await asyncio.to_thread(sums.sums) != {"a": (number + 1, number + 1)}:

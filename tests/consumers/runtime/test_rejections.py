@@ -189,17 +189,17 @@ async def test_unsupported_policies_are_refused(store_url: str, journals: Any, c
 def test_a_rejected_dead_letter_ends_the_search() -> None:
     search, problem = RejectionSearch(), RejectedRow("too long")
     letter = Consumed("in/one", 7, DeadLetters(journals=["in/two"]))
-    assert search.met(problem, 9, None) is problem
+    assert search.record_rejection(problem, 9, None) is problem
     assert search.may_continue()
     assert search.max_messages == 4
     search.completed()
     assert search.max_messages == 8
-    assert search.met(problem, 1, letter).offset == 7
+    assert search.record_rejection(problem, 1, letter).offset == 7
     assert search.may_continue()
     assert not search.may_continue(), "a rejected message is handled once"
-    assert search.met(problem, 1, letter).offset == 7
+    assert search.record_rejection(problem, 1, letter).offset == 7
     assert not search.may_continue()
-    assert search.met(problem, 1, None) is problem
+    assert search.record_rejection(problem, 1, None) is problem
     assert not search.may_continue()
     for _ in range(20):
         search.completed()

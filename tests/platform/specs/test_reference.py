@@ -10,7 +10,7 @@ import pytest
 from coranto import labels
 from coranto.specs import durability, journal_tree
 from coranto.streams.model import stream
-from coranto_consumers.forks import journey
+from coranto_consumers.forks import lifecycle
 from coranto_consumers.runtime import shard_set
 
 PAGE = (Path(__file__).parents[3] / "docs" / "specs.md").read_text()
@@ -40,7 +40,7 @@ def test_every_field_of_a_shard_is_documented() -> None:
     assert {"id", "shards", *shard_set._SHARED} <= NAMED
 
 
-@pytest.mark.parametrize("module", [labels, durability, stream, journey], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [labels, durability, stream, lifecycle], ids=lambda module: module.__name__)
 def test_every_label_of_a_spec_is_documented(module: object) -> None:
     values_of_other_labels = {labels.PUBLICATIONS, labels.MESSAGE_TYPES}
     assert labels_of(module) - NOT_OF_SPECS - values_of_other_labels <= NAMED

@@ -116,7 +116,7 @@ class Run:
         self._check_state(present)
         while (most is None or self.report.transactions < most) and not (stop is not None and stop()):
             self._times = PhaseTimes(self._owner.name)
-            for lost in self._unread.holes.due(self.sources):
+            for lost in self._unread.holes.pop_reached(self.sources):
                 self._skip_lost(lost)
             due = self._unread.long.due(self.sources, self._options.max_transaction_bytes)
             self.sources = self._unread.known(self.sources)
@@ -138,7 +138,7 @@ class Run:
             except OffsetJump as error:
                 if self._options.fail_on_data_loss:
                     raise
-                self._unread.holes.meet(LostContent(error.journal, error.expected, error.actual))
+                self._unread.holes.record(LostContent(error.journal, error.expected, error.actual))
             except JournalRecreated as error:
                 if self._options.fail_on_data_loss:
                     raise lost_of(error).error(self._advice(error.journal)) from error

@@ -60,9 +60,11 @@ class UnreadContent:
         """Record that a transaction has read ranges, and left the sources in the states `after`."""
         # A journal may end in a line that its writer has not finished. The next run reads that line.
         ends = {each.journal: each.end for each in ranges}
-        stuck = {journal for journal, offset in _unread(ranges, after).items() if self.holes.stuck(journal, offset)}
-        self._behind -= stuck
-        self._ended.update((name, self.heads[name]) for name in stuck if ends[name] >= self.heads[name])
+        blocked = {
+            journal for journal, offset in _unread(ranges, after).items() if self.holes.is_blocked(journal, offset)
+        }
+        self._behind -= blocked
+        self._ended.update((name, self.heads[name]) for name in blocked if ends[name] >= self.heads[name])
 
     @property
     def is_clear(self) -> bool:

@@ -54,11 +54,11 @@ def test_nothing_is_planned_ahead_until_lost_content_is_skipped():
     unread = up_to(a=500)
     ranges = [Range("a", 0, 100, 500)]
     after = {"a": Source(100)}
-    unread.holes.meet(LostContent("a", 150, 180))
+    unread.holes.record(LostContent("a", 150, 180))
 
     assert unread.plan_next(ranges, after, 100) == []
     assert planned(unread, a=100) == {"a": (100, 150)}
-    assert [lost.end for lost in unread.holes.due({"a": Source(150)})] == [180]
+    assert [lost.end for lost in unread.holes.pop_reached({"a": Source(150)})] == [180]
     assert unread.plan_next(ranges, after, 100) == [Range("a", 100, 200, 500)]
 
 
