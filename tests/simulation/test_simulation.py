@@ -134,13 +134,13 @@ OPERATORS = {
 
 @functools.cache
 def report_of(seed: int) -> RunReport:
-    real = QueuedAppend.on
+    real = QueuedAppend.transition
 
     def noted(self: QueuedAppend, event: AppendEvent) -> None:
         TAKEN.add((self.state, event))
         real(self, event)
 
-    with patch.object(QueuedAppend, "on", noted):
+    with patch.object(QueuedAppend, "transition", noted):
         return run(options_of(seed))
 
 

@@ -181,7 +181,7 @@ class Batch:
             if self.pipeline.error is not None:
                 raise rolled_back(self.pipeline.error)
             for append, _ in self.members:
-                append.on(AppendEvent.PROPOSED)
+                append.transition(AppendEvent.PROPOSED)
             if self._host.tracer is not None:
                 self._begin_span(self._host.tracer)
             if stream is not None:
@@ -276,9 +276,9 @@ class Batch:
         """Return the appends with their outcomes, after the commit of the members."""
         outcomes = []
         for append, place in self.members:
-            append.on(AppendEvent.COMMITTED)
+            append.transition(AppendEvent.COMMITTED)
             outcomes.append((append, append.committed(self._proposal, place, durability, self._stored_end)))
         for append, refusal in self.refused:
-            append.on(AppendEvent.REFUSED)
+            append.transition(AppendEvent.REFUSED)
             outcomes.append((append, append.refused(refusal)))
         return outcomes

@@ -119,7 +119,7 @@ class AppendFsm:
                 event = AppendEvent.INVALIDATED
             except CorantoError as error:
                 self._outcome, event = error, AppendEvent.FAILED
-            append.on(event)
+            append.transition(event)
         return self._outcome or AppendOutcome(append.resolved)
 
     def release(self) -> None:

@@ -72,7 +72,7 @@ class JournalQueue:
                 append.settle(error)
                 return
         if append.state is State.RESOLVE:
-            append.on(AppendEvent.PRIMARY_IS_HERE)
+            append.transition(AppendEvent.PRIMARY_IS_HERE)
         self._waiting[append] = None
         if self._committer is None:
             # The committer starts after this turn of the event loop, so appends that arrive together share a batch.
@@ -145,7 +145,7 @@ class JournalQueue:
                 await pipeline.wait_for_capacity(PROPOSALS_IN_FLIGHT, head.resolved.invalidated)
             except Invalidated:
                 return  # The next call resolves the head again.
-            await self.arrivals.gathered()
+            await self.arrivals.wait_for_arrivals()
             if head not in self._waiting or self._propose_next(head):
                 return
         await self._prepare(head)
@@ -230,10 +230,10 @@ class JournalQueue:
         else:
             if length := len(content):
                 await charge(self._host, append, flow, length)
-            await self.arrivals.gathered()
+            await self.arrivals.wait_for_arrivals()
         if decided is None:
             append.content, fsm.is_streaming = b"", False
-            append.on(AppendEvent.LOSS_CONFIRMED)
+            append.transition(AppendEvent.LOSS_CONFIRMED)
             return False
         batch = Batch(self._host, fsm.held)
         batch.add(append, batch.plan.commit(length, decided.registers))

@@ -132,7 +132,7 @@ class QueuedAppend:
         self.begun = begun
         self.on_settled = on_settled
 
-    def on(self, event: AppendEvent) -> None:
+    def transition(self, event: AppendEvent) -> None:
         """Move to the state that follows an event."""
         following = TRANSITIONS.get((self.state, event))
         if following is None:

@@ -65,7 +65,7 @@ class Arrivals:
         if not self.coming:
             self._wake()
 
-    async def gathered(self) -> None:
+    async def wait_for_arrivals(self) -> None:
         """Wait briefly for expected appends before a proposal. For the queue's committer.
 
         Returns immediately without load. Under load, it makes batches larger, and so more efficient.
@@ -282,7 +282,7 @@ class ContentStream:
             refusal = self._judge(len(content))
             if refusal is None:
                 self._write(content)
-        self.append.on(AppendEvent.CLIENT_SENT)
+        self.append.transition(AppendEvent.CLIENT_SENT)
         return refusal
 
     def client_ended(self) -> Refuse | None:

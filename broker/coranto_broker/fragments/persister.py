@@ -226,7 +226,7 @@ class FragmentPersister:
             except _Undecided:
                 # Retry soon at first: most fragments wait only for the next pipeline.
                 if not job.waits and not sealed.settled:
-                    sealed.watermark.when(sealed.fragment.end, job.wake.set)
+                    sealed.watermark.call_when_reached(sealed.fragment.end, job.wake.set)
                 job.delay = _BACKOFF_SECONDS[job.waits] if job.waits < len(_BACKOFF_SECONDS) else _LATER_SECONDS
                 job.waits += 1
                 continue

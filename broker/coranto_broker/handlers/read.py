@@ -146,7 +146,7 @@ async def _is_of_another(replica: Replica, request: pb.ReadRequest) -> bool:
     if not replica.journal_id:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_REFRESH_TIMEOUT_SECONDS):
-                await replica.attempted()
+                await replica.wait_recovery_attempted()
     return not is_same(request.journal_id, request.offset, replica.journal_id)
 
 

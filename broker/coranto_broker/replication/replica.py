@@ -202,7 +202,7 @@ class Replica:
             asyncio.create_task(self._keep_pulsing(), name=f"pulse {self.journal}"),
         ]
 
-    async def attempted(self) -> None:
+    async def wait_recovery_attempted(self) -> None:
         """Wait until the first attempt to recover the spool has ended. Call `start` first.
 
         If it failed, further attempts follow.
@@ -241,11 +241,11 @@ class Replica:
         """The sync policy of its spool."""
         return self._fsync
 
-    def follow(self, fsync: Fsync) -> None:
+    def set_fsync(self, fsync: Fsync) -> None:
         """Adopt the journal's current sync policy."""
         self._fsync = fsync
         if self._spool is not None and self._spool.fsync is not fsync:
-            self._spool.follow(fsync)
+            self._spool.set_fsync(fsync)
 
     @property
     def held_from(self) -> int:

@@ -190,14 +190,14 @@ class ReplicaHost:
         async with self._starts.slot(replica.journal):
             if not replica.is_stopping:
                 replica.start(after)
-                await replica.attempted()  # Retries after a disk failure hold no slot.
+                await replica.wait_recovery_attempted()  # Retries after a disk failure hold no slot.
         now = self._clock.monotonic()
         if self._starts.waiting and now >= self._start_reported_at + REPORT_SECONDS:
             self._start_reported_at = now
             _log.info("replicas.starting", waiting=self._starts.waiting)
 
     def spec_changed(self, replica: Replica, spec: pb.JournalSpec) -> None:
-        replica.follow(self._fsync_of(spec))
+        replica.set_fsync(self._fsync_of(spec))
 
     def _fsync_of(self, spec: pb.JournalSpec) -> Fsync:
         """Return the sync policy of a journal's spool. Starts the periodic flush when a spool first needs it."""

@@ -94,7 +94,7 @@ class SettledOffset:
                 for callback in due:
                     callback()
 
-    def when(self, offset: int, callback: Callable[[], object]) -> None:
+    def call_when_reached(self, offset: int, callback: Callable[[], object]) -> None:
         """Call `callback` once, when the watermark reaches `offset`. The watermark must be below `offset` now."""
         self._waiting.append((offset, callback))
 
@@ -298,7 +298,7 @@ class DurableSpool:
         """Return True if all commits up to that version survive power loss."""
         return self._flusher.flushed_version >= version
 
-    def follow(self, fsync: Fsync) -> None:
+    def set_fsync(self, fsync: Fsync) -> None:
         """Switch to another policy, from the next commit on."""
         if fsync is Fsync.COMMIT and self.fsync is not Fsync.COMMIT:
             self._promised_end = max(self._promised_end, self._spool.end)  # It was acknowledged without the disk.
@@ -540,7 +540,7 @@ class DurableSpool:
         """
         if self.fsync is not Fsync.COMMIT:
             return
-        await self._flusher.through(self._flusher.version)
+        await self._flusher.flush_through(self._flusher.version)
 
     async def force(self, *completed: SharedFile) -> None:
         """Force everything committed so far, and these files of completed fragments, to the disk.
@@ -551,7 +551,7 @@ class DurableSpool:
         if completed:
             self._flusher.retire(*completed)
             await self._flusher.flush()
-        await self._flusher.through(self._flusher.version)
+        await self._flusher.flush_through(self._flusher.version)
 
     async def flush(self) -> None:
         """Force everything committed so far to the disk, whatever the policy. Raises OSError if the disk fails."""
@@ -649,7 +649,7 @@ class DurableSpool:
                 self._watermark,
                 readable,
                 flusher.superseded,
-                partial(self._assure, flusher.version),
+                partial(self._ensure_flushed, flusher.version),
             )
             self._observer.spool_complete(sealed, primary=primary)
         if after.begin > before.fragment.end:
@@ -660,7 +660,7 @@ class DurableSpool:
         record = commit_log.encode(self._folder.create_revision, committed, self._stamp, flushed, self._readable)
         begin = committed.fragment.begin
         if committed.fragment.length and not self._spool.fragment.length:
-            self._flusher.names_change()  # The fragment's content file is new.
+            self._flusher.record_new_files()  # The fragment's content file is new.
         if self._log is None:
             if not committed.fragment.end and not committed.registers.labels and not always and not self._stamp.synced:
                 return  # A journal that was never written or synchronized needs no record.
@@ -686,7 +686,7 @@ class DurableSpool:
             raise
         self._generation, self._log_length = generation, len(record)
         self._recorded_readable = self._readable
-        self._flusher.names_change()
+        self._flusher.record_new_files()
         return log
 
     def _current(self) -> Current:
@@ -713,5 +713,5 @@ class DurableSpool:
             self._log.write_at(self._log_length, mark)
             self._log_length += len(mark)
 
-    def _assure(self, version: int) -> bool:
-        return self._flusher.assure(version, self._log)
+    def _ensure_flushed(self, version: int) -> bool:
+        return self._flusher.ensure_flushed(version, self._log)

@@ -100,7 +100,7 @@ class Flusher:
 
     # -- The content to flush ------------------------------------------------------------------------------------------
 
-    def names_change(self) -> None:
+    def record_new_files(self) -> None:
         """Record that files were created in the folder."""
         self._changes += 1
         self._folders[self._folder.path] = self._changes
@@ -123,7 +123,7 @@ class Flusher:
 
     # -- Flushing ------------------------------------------------------------------------------------------------------
 
-    async def through(self, version: int) -> None:
+    async def flush_through(self, version: int) -> None:
         """Return once that version is on the disk. Callers that wait at the same time share one flush.
 
         Raises OSError if the flush fails. Cancelling the wait does not stop the flush.
@@ -164,7 +164,7 @@ class Flusher:
         self._sync(pending.files, pending.folders)
         self._flushed(pending)
 
-    def assure(self, version: int, log: SharedFile | None) -> bool:
+    def ensure_flushed(self, version: int, log: SharedFile | None) -> bool:
         """Ensure that `log` as of that version survives power loss, under any policy. Return False if the disk fails.
 
         The caller is about to remove the files of a completed fragment, and with them the only other log that has the

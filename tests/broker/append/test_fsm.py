@@ -397,11 +397,11 @@ def test_only_the_events_of_the_table_move_an_append(world: World, state: State)
     for event in AppendEvent:
         append.state = state
         if (state, event) in TRANSITIONS:
-            append.on(event)
+            append.transition(event)
             assert append.state is TRANSITIONS[state, event]
         else:
             with pytest.raises(RuntimeError, match="must not occur in state"):
-                append.on(event)
+                append.transition(event)
 
 
 # ------------------------------------------------------------------------------------------------------ up to streaming
@@ -1222,13 +1222,13 @@ async def steady(request: pytest.FixtureRequest, world: World) -> World:
 def states(monkeypatch: pytest.MonkeyPatch) -> list[State]:
     """Record the states of all appends."""
     passed: list[State] = []
-    real = QueuedAppend.on
+    real = QueuedAppend.transition
 
     def noted(append: QueuedAppend, event: AppendEvent) -> None:
         real(append, event)
         passed.append(append.state)
 
-    monkeypatch.setattr(QueuedAppend, "on", noted)
+    monkeypatch.setattr(QueuedAppend, "transition", noted)
     return passed
 
 
@@ -1540,13 +1540,13 @@ async def test_state_that_fits_a_resolution_is_not_checked_again(world: World, m
     async def resolve(journal: str, **_: Any) -> Resolution:
         return resolution
 
-    real = QueuedAppend.on
+    real = QueuedAppend.transition
 
     def noted(append: QueuedAppend, event: AppendEvent) -> None:
         passed.append(append.state)
         real(append, event)
 
-    monkeypatch.setattr(QueuedAppend, "on", noted)
+    monkeypatch.setattr(QueuedAppend, "transition", noted)
 
     async def states() -> list[State]:
         passed.clear()

@@ -46,10 +46,10 @@ async def test_an_error_is_raised_to_all_waiters() -> None:
 
 def test_only_events_of_the_table_change_its_state() -> None:
     made = append()
-    made.on(AppendEvent.PRIMARY_IS_HERE)
+    made.transition(AppendEvent.PRIMARY_IS_HERE)
     assert made.state is State.ACQUIRE_PIPELINE
     with pytest.raises(RuntimeError, match="COMMITTED must not occur in state ACQUIRE_PIPELINE"):
-        made.on(AppendEvent.COMMITTED)
+        made.transition(AppendEvent.COMMITTED)
 
 
 def test_a_disconnected_client_removes_its_append_only_before_an_outcome() -> None:

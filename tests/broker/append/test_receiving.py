@@ -143,7 +143,7 @@ async def test_a_proposal_waits_for_appends_that_are_being_received(monkeypatch:
     arrivals = Arrivals(queue)
     arrivals.expect()
     arrivals.expect()
-    gathering = asyncio.create_task(arrivals.gathered())
+    gathering = asyncio.create_task(arrivals.wait_for_arrivals())
     await asyncio.sleep(0)
     arrivals.arrived()
     queue.length = 1
@@ -158,7 +158,7 @@ async def test_proposals_wait_for_slow_clients_ever_less_often(monkeypatch: pyte
     waits = 0
 
     async def propose() -> bool:
-        task = asyncio.create_task(arrivals.gathered())
+        task = asyncio.create_task(arrivals.wait_for_arrivals())
         await asyncio.sleep(0)
         waited = not task.done()
         await asyncio.wait_for(task, 60)

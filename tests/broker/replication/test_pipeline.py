@@ -328,7 +328,7 @@ async def test_a_local_spool_that_syncs_commits_reports_its_sync(tmp_path: Path,
     for fsync, survives in ((Fsync.COMMIT, Durability(1, 1, 1, 1)), (Fsync.NEVER, Durability(1, 1))):
         spool = DurableSpool(folder, Observer(), Fsync.INTERVAL)
         pln = Pipeline(HEADER, spool, [LocalStream(spool)], ["a#0"])
-        spool.follow(fsync)
+        spool.set_fsync(fsync)
         pln.adopt_demand(NONE)
         assert pln.commits_inline == (fsync is not Fsync.COMMIT)
         pln.write(0, b"d")

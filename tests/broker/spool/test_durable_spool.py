@@ -64,7 +64,7 @@ async def test_a_spool_that_begins_to_sync_commits_records_earlier_acknowledgeme
     spool = DurableSpool(folder, Observer(), Fsync.NEVER)
     append(spool, b"acknowledged without the disk")
     before = spool.end
-    spool.follow(Fsync.COMMIT)
+    spool.set_fsync(Fsync.COMMIT)
     append(spool, b"waits for the disk")
     (log,) = (name for name in names(folder) if name.endswith(".commits"))
     *_, last = commit_log.scan(folder.disk.read(folder.path / log))
@@ -73,7 +73,7 @@ async def test_a_spool_that_begins_to_sync_commits_records_earlier_acknowledgeme
     assert not spool.is_on_disk(spool.version)
     await spool.flush_commits()
     assert spool.is_on_disk(spool.version)
-    spool.follow(Fsync.NEVER)
+    spool.set_fsync(Fsync.NEVER)
     append(spool, b"no more")
     assert not spool.is_on_disk(spool.version)
 
@@ -82,7 +82,7 @@ def test_the_log_is_synced_before_content_that_is_sent_with_its_proposal(folder:
     # Otherwise power loss may leave content without a log, as if acknowledged content were lost.
     spool = DurableSpool(folder, Observer(), Fsync.NEVER)
     spool.propose(spool.fragment, NONE, primary=False, revision=5)
-    spool.follow(Fsync.COMMIT)
+    spool.set_fsync(Fsync.COMMIT)
     assert disk.syncs == []
     proposal = Fragment(JOURNAL, 0, 5, sum_of(b"first"), Codec.NONE)
     assert not spool.commit_proposed(b"first", proposal.to_wire(), 5)

@@ -95,5 +95,5 @@ def test_removing_a_log_before_its_successor_is_synced_is_caught(monkeypatch: py
 
 
 def test_dropping_a_fragment_before_the_log_behind_it_is_synced_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Flusher, "assure", lambda *_: True)
+    monkeypatch.setattr(Flusher, "ensure_flushed", lambda *_: True)
     assert is_caught()
