@@ -52,7 +52,7 @@ def is_caught() -> bool:
 
 def test_a_shard_that_compares_no_ids_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadProgress, "expected_id", "")
-    monkeypatch.setattr(recreated, "of_another", lambda source, journal, head, found: None)
+    monkeypatch.setattr(recreated, "loss_by_id", lambda source, journal, head, found: None)
     assert is_caught()
 
 

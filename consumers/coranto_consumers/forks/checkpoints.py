@@ -18,7 +18,7 @@ from coranto.fragments.forks import Fork
 from coranto.messages.checkpoints import Checkpoint, Source
 
 
-def forked(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
+def fork_checkpoint(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     """Return the checkpoint for the forks of its sources, without acknowledgements. `names` maps sources to forks.
 
     Raises InvalidInput for a source without a fork.
@@ -49,7 +49,7 @@ def require_shared(checkpoint: Checkpoint, forks: Mapping[str, Fork]) -> None:
             )
 
 
-def promoted(checkpoint: Checkpoint, forks: Mapping[str, Fork]) -> Checkpoint:
+def promote_checkpoint(checkpoint: Checkpoint, forks: Mapping[str, Fork]) -> Checkpoint:
     """Return the checkpoint of a forked consumer for the sources of `forks`, which were made for it.
 
     Its acknowledgements stay, because the consumer must append them. Raises InvalidInput unless the consumer has read

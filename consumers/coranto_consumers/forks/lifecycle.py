@@ -28,7 +28,7 @@ from coranto.errors import InvalidInput, JournalNotFound, OffsetJump
 from coranto.forks import Fork, drop_forks, fork_journals, fork_of
 from coranto.messages.checkpoints import Checkpoint
 from coranto.streams.control.forking import drop_forked_stream, fork_stream
-from coranto_consumers.forks.checkpoints import forked, promoted, require_shared
+from coranto_consumers.forks.checkpoints import fork_checkpoint, promote_checkpoint, require_shared
 from coranto_consumers.forks.rows import copy_row, drop_tables, look_up, promote_row, retire_row
 from coranto_consumers.stores.fencing import Restored
 from coranto_consumers.stores.retired import Retired
@@ -172,7 +172,7 @@ async def _copied(
         raise InvalidInput(f"{new!r} has a checkpoint already; choose another name", field="--as")
 
     def renamed(checkpoint: Checkpoint) -> Checkpoint:
-        return Checkpoint() if from_beginning else forked(checkpoint, names)
+        return Checkpoint() if from_beginning else fork_checkpoint(checkpoint, names)
 
     return await asyncio.to_thread(copy_row, store, name, new, renamed, tables)
 
@@ -185,7 +185,7 @@ async def fork_status(client: JournalClient, store: SqlStore, name: str) -> Fork
         raise InvalidInput(f"{name!r} is not a forked consumer, or its forks are dropped", field="consumer")
     problem = ""
     try:
-        promoted(found.checkpoint, {fork.name: fork for fork in forks})
+        promote_checkpoint(found.checkpoint, {fork.name: fork for fork in forks})
     except InvalidInput as error:
         problem = str(error)
     read = found.checkpoint.offsets
@@ -215,7 +215,7 @@ async def promote_consumer(client: JournalClient, store: SqlStore, name: str, ne
     forks = {fork.name: fork for fork in await _forks_for(client, name)}
     if found is None or not forks:
         raise InvalidInput(f"{name!r} is not a forked consumer, or its forks are dropped", field="consumer")
-    checkpoint = promoted(found.checkpoint, forks)
+    checkpoint = promote_checkpoint(found.checkpoint, forks)
     begins = {journal: source.replay_from for journal, source in checkpoint.sources.items()}
     await client.require_content(Moment.offsets(checkpoint.offsets, begins))
     for journal, source in found.checkpoint.sources.items():

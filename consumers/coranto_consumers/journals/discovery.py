@@ -246,7 +246,7 @@ def gone_segments(present: Extents, known: Collection[str]) -> GoneSegments:
     return GoneSegments(frozenset(read), frozenset(unread))
 
 
-def not_read(journal: str, offset: int) -> StreamTruncated:
+def unread_segment_error(journal: str, offset: int) -> StreamTruncated:
     """Return the error for a removed segment that was only read through an offset."""
     return StreamTruncated(
         f"segment {journal} was read through {offset} and is gone: its stream was truncated before the segment was "
@@ -256,7 +256,7 @@ def not_read(journal: str, offset: int) -> StreamTruncated:
     )
 
 
-def when_sealed(ask: Callable[[], dict[str, ContentExtent]], timeout: float) -> dict[str, ContentExtent]:
+def wait_until_sealed(ask: Callable[[], dict[str, ContentExtent]], timeout: float) -> dict[str, ContentExtent]:
     """Poll until each segment opens once its predecessors are read to their heads. Raises StreamChanged.
 
     During a split or merge, some segments do not: final offsets are not recorded yet.

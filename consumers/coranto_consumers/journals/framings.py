@@ -142,7 +142,7 @@ def name_of(framing: ReadFraming) -> str:
     return framing.name
 
 
-def made_tolerant(framing: ReadFraming) -> ReadFraming:
+def as_tolerant(framing: ReadFraming) -> ReadFraming:
     """Return a copy of a framing that marks messages with an unreadable UUID instead of raising an error."""
     if isinstance(framing, AnyLines):
         return AnyLines(tolerant=True)

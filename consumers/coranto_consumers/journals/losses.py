@@ -54,14 +54,14 @@ class LostContent:
         return OffsetJump(self.journal, self.begin, self.end)
 
 
-def of_another(source: Source, journal: str, head: int, found: str) -> LostContent | None:
+def loss_by_id(source: Source, journal: str, head: int, found: str) -> LostContent | None:
     """Return the loss of a reader if the id `found` shows that the journal lacks content that was read, or None."""
     if is_same(source.expected_id, source.read_through, found):
         return None
     return LostContent(journal, source.read_through, head, recreated=True, known=source.expected_id, found=found)
 
 
-def lost_before(journal: str, offset: int, begin: int, head: int, *, is_end: bool = True) -> LostContent | None:
+def loss_by_offsets(journal: str, offset: int, begin: int, head: int, *, is_end: bool = True) -> LostContent | None:
     """Return the loss of a reader at `offset` if a journal now has [begin, head), or None.
 
     Raises Unavailable for an offset after `head` that may not be the journal's end (`is_end`).
@@ -76,7 +76,7 @@ def lost_before(journal: str, offset: int, begin: int, head: int, *, is_end: boo
     return LostContent(journal, offset, begin) if offset < begin else None
 
 
-def lost_of(error: JournalRecreated) -> LostContent:
+def loss_from_error(error: JournalRecreated) -> LostContent:
     return LostContent(error.journal, error.offset, error.head, True, error.known, error.found)
 
 
@@ -112,7 +112,7 @@ def continue_after(source: Source, lost: LostContent, begin: int = 0) -> tuple[S
     return replace(source, read_through=read_through, producers=producers), partly
 
 
-def warn_of(lost: LostContent, partly: Iterable[PartlyLost] = (), **context: str) -> None:
+def log_loss(lost: LostContent, partly: Iterable[PartlyLost] = (), **context: str) -> None:
     """Log lost content, with `context` as further fields, and partly lost transactions."""
     _log.warning(
         "source.content_lost",

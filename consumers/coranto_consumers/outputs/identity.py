@@ -100,9 +100,9 @@ class IdentityCheck:
         if outputs_known:
             self._compare(now.outputs, known)
         if outputs_known or not self._accepted:
-            self.settle()
+            self.require_confirmed()
 
-    def settle(self) -> None:
+    def require_confirmed(self) -> None:
         """Raise ConsumerChanged for unconfirmed changes. Call it before a commit."""
         if not self._changes:
             return
@@ -121,7 +121,7 @@ class IdentityCheck:
         """Add the outputs of a transaction, before they are written. Raises ConsumerChanged."""
         if not self._has_outputs:
             self._compare(frozenset(outputs), self.record)
-            self.settle()
+            self.require_confirmed()
             return
         always = self.record.outputs - self.record.sometimes
         self.record = replace(

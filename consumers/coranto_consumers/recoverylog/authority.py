@@ -73,14 +73,14 @@ class MemoryAuthority:
 
     async def confirm(self, handoff: Handoff) -> None:
         if self.ownership is None or self.ownership.author != handoff.author:
-            raise taken_over(handoff.log, handoff.author, self.ownership)
+            raise not_owner_error(handoff.log, handoff.author, self.ownership)
         self.ownership = Ownership(handoff.author, handoff)
 
     async def current(self) -> Ownership | None:
         return self.ownership
 
 
-def taken_over(log: str, author: Author, by: Ownership | None) -> Fenced:
+def not_owner_error(log: str, author: Author, by: Ownership | None) -> Fenced:
     """Return the error to raise for an author that no longer owns the log."""
     owner = f"author {by.author:#x}" if by is not None else "no author"
     return Fenced(f"recovery log {log}: author {author:#x} is not its owner, {owner} is; stop this one")

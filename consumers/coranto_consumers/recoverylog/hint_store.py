@@ -31,7 +31,7 @@ from coranto.coordination.etcd import (
 )
 from coranto.coordination.layout import FOLDERS
 from coranto.errors import CorruptData, Fenced, InvalidInput, TxnOutcomeUnknown, Unavailable
-from coranto_consumers.recoverylog.authority import Handoff, Ownership, taken_over
+from coranto_consumers.recoverylog.authority import Handoff, Ownership, not_owner_error
 from coranto_consumers.recoverylog.hints import Hints
 from coranto_consumers.recoverylog.operations import Author
 
@@ -243,7 +243,7 @@ class EtcdAuthority:
             _, kv = await self._coordinator.get(self._keys.author)
             owner = None if kv is None else _decode(kv)
             if kv is None or owner is None or owner.author != handoff.author:
-                raise taken_over(self._log, handoff.author, owner)
+                raise not_owner_error(self._log, handoff.author, owner)
             if owner.handoff == handoff:
                 return
             try:

@@ -23,7 +23,7 @@ from coranto.client import JournalClient
 from coranto.client.values import Chunk
 from coranto.errors import CorruptData, InvalidInput
 from coranto.messages.fixed_frame import encode_frame
-from coranto_consumers.recoverylog.authority import Authority, Handoff, taken_over
+from coranto_consumers.recoverylog.authority import Authority, Handoff, not_owner_error
 from coranto_consumers.recoverylog.fnode_files import FnodeFiles, LocalFnodeFiles
 from coranto_consumers.recoverylog.fsm import Fsm
 from coranto_consumers.recoverylog.hints import Hints
@@ -261,7 +261,7 @@ class Player:
             await self._authority.claim(author)
             owner = await self._authority.current()
             if owner is None or owner.author != author:
-                raise taken_over(log, author, owner)
+                raise not_owner_error(log, author, owner)
         self._playback.await_author(author)
         noop = RecordedOperation(fsm.next_seq_no, fsm.next_checksum, author)
         result = await self._client.append(

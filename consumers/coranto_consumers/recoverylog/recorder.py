@@ -30,7 +30,7 @@ from coranto.effects import Clock, SystemClock
 from coranto.errors import AppendOutcomeUnknown, CorruptData, Fenced, InvalidInput, RegisterMismatch
 from coranto.messages.fixed_frame import encode_frame
 from coranto.wire import protocol_pb2 as pb
-from coranto_consumers.recoverylog.authority import Authority, taken_over
+from coranto_consumers.recoverylog.authority import Authority, not_owner_error
 from coranto_consumers.recoverylog.fnode_files import STAGING
 from coranto_consumers.recoverylog.fsm import ApplyResult
 from coranto_consumers.recoverylog.hints import Hints
@@ -506,7 +506,7 @@ class Recorder:
     async def _check_owner(self, authority: Authority) -> None:
         owner = await authority.current()
         if owner is None or owner.author != self.author:
-            raise taken_over(self.log, self.author, owner)
+            raise not_owner_error(self.log, self.author, owner)
 
     async def _fork(self) -> None:
         """Begin to record into a fork: append a no-op that continues the history, and set the fence."""

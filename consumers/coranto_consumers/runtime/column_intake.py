@@ -35,7 +35,7 @@ class CommittedRows:
     rows: pa.RecordBatch
     size: int
     """The bytes of the rows in the journal."""
-    settle: Callable[[], None]
+    mark_consumed: Callable[[], None]
     """Records that the rows were consumed."""
 
 
@@ -123,7 +123,7 @@ class ColumnIntake:
 
         The previously returned rows then count as consumed.
         """
-        self._settle()
+        self._mark_consumed()
         while True:
             if self._ready:
                 self._pulled = self._ready.popleft()
@@ -142,16 +142,16 @@ class ColumnIntake:
 
     def checkpoint(self, pruning: Pruning | None) -> dict[str, Source]:
         """Return the states of the sources in columns. Rows that were pulled and not put back count as consumed."""
-        self._settle()
+        self._mark_consumed()
         self._open_since_checkpoint.clear()
         # During a delivery, no producer is pruned: the rest of the delivery depends on its producer.
         sources = self._sequencer.checkpoint(None if self._delivering else pruning)
         return {journal: source for journal, source in sources.items() if journal in self._journals}
 
-    def _settle(self) -> None:
+    def _mark_consumed(self) -> None:
         pulled, self._pulled = self._pulled, None
         if pulled is not None:
-            pulled.settle()
+            pulled.mark_consumed()
 
     def _begin(self) -> None:
         """Sequence the next rows that were read."""
@@ -198,10 +198,10 @@ class ColumnIntake:
                 part = rows.slice(at, self.max_rows)
                 clock, end = part.column("clock")[-1].as_py(), _end(part)
 
-                def settle(clock: int = clock, end: int = end) -> None:
+                def mark_consumed(clock: int = clock, end: int = end) -> None:
                     self._sequencer.delivered(journal, producer, clock, end)
 
-                self._ready.append(CommittedRows(journal, part, _size(part), settle))
+                self._ready.append(CommittedRows(journal, part, _size(part), mark_consumed))
 
         if step.replay is None:
             add(step.committed())

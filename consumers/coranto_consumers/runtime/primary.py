@@ -202,7 +202,7 @@ class Primary:
             lambda: checkpoint.sources.keys() - journals,
             outputs_known=bool(place or outputs),
         )
-        self._identity.settle()
+        self._identity.require_confirmed()
 
     async def _recorded(self, store: Store, checkpoint: Checkpoint, sources: dict[str, Source]) -> dict[str, Source]:
         """Commit the sources that are new in a selector to the store, and return all sources.

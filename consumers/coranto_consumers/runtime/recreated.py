@@ -11,7 +11,7 @@ from coranto.client.heads import JournalHead
 from coranto.errors import InvalidInput
 from coranto.messages import Source
 from coranto.wire import consumer_pb2 as pc
-from coranto_consumers.journals.losses import LostContent, continue_after, lost_before, of_another, warn_of
+from coranto_consumers.journals.losses import LostContent, continue_after, log_loss, loss_by_id, loss_by_offsets
 
 
 def advice(shard: str, journal: str) -> str:
@@ -62,7 +62,7 @@ async def present_sources(
             if not may_continue or (head.journal_id and head.journal_id == source.journal_id):
                 raise error  # To read the same journal from its beginning would count its messages twice.
             source, partly = continue_after(source, lost, head.begin)
-            warn_of(lost, partly, shard=spec.id, error=str(error))
+            log_loss(lost, partly, shard=spec.id, error=str(error))
             source = replace(source, journal_id=head.journal_id)
         found[head.journal] = source
     return found
@@ -72,7 +72,7 @@ def _loss(head: JournalHead, source: Source) -> LostContent | None:
     """Return the loss of a source that cannot continue; None if it can, as far as known."""
     if not head.known:
         return None  # Its reads check the id once a broker serves it.
-    lost = of_another(source, head.journal, head.head, head.journal_id)
+    lost = loss_by_id(source, head.journal, head.head, head.journal_id)
     if lost is None and head.is_end:
-        lost = lost_before(head.journal, source.read_through, 0, head.head)
+        lost = loss_by_offsets(head.journal, source.read_through, 0, head.head)
     return lost

@@ -17,7 +17,7 @@ from coranto_consumers.journals.discovery import (
     contents,
     gone_segments,
     list_journals,
-    not_read,
+    unread_segment_error,
 )
 from coranto_consumers.journals.losses import LostContent
 from coranto_consumers.tables.columns import TableLayout, layout_of
@@ -108,7 +108,7 @@ def require_content(present: Mapping[str, ContentExtent], sources: Mapping[str, 
     A journal that ends before its offset, or was recreated, raises nothing here: the reader reports the reason.
     """
     for journal in sorted(gone_segments(present, sources).unread):
-        raise not_read(journal, sources[journal].read_through)
+        raise unread_segment_error(journal, sources[journal].read_through)
     for journal in sources.keys() & present.keys():
         extent, through = present[journal], sources[journal].read_through
         if through < extent.begin <= extent.head:

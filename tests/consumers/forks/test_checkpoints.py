@@ -8,7 +8,7 @@ from coranto.errors import InvalidInput
 from coranto.fragments.forks import Fork
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
 from coranto.messages.uuids import ProducerId
-from coranto_consumers.forks.checkpoints import forked, promoted, require_shared
+from coranto_consumers.forks.checkpoints import fork_checkpoint, promote_checkpoint, require_shared
 
 PRODUCER = ProducerId(b"\x01abcde")
 PENDING = Source(70, {PRODUCER: ProducerState(17, 40)})
@@ -21,15 +21,15 @@ def forks(offset: int = 100, begin: int = 0, **fields: bool) -> dict[str, Fork]:
 
 
 def test_a_copy_has_positions_and_pending_messages_but_no_acknowledgements() -> None:
-    copy = forked(READ, NAMES)
+    copy = fork_checkpoint(READ, NAMES)
     assert copy == Checkpoint({"x/a": PENDING, "x/b": Source(5)})
     assert copy.sources["x/a"].producers[PRODUCER].begin == 40
     with pytest.raises(InvalidInput, match="has read b, which has no fork"):
-        forked(READ, {"a": "x/a"})
+        fork_checkpoint(READ, {"a": "x/a"})
 
 
 def test_a_fork_must_contain_all_content_that_was_read_or_is_reread() -> None:
-    copy = forked(READ, NAMES)
+    copy = fork_checkpoint(READ, NAMES)
     require_shared(copy, forks(70))
     require_shared(copy, forks() | {"x/a": Fork("a", "x/a", 100, 100, 40)})
     with pytest.raises(InvalidInput, match="x/a: ends the source's content at 69, and the consumer has read up to 70"):
@@ -39,20 +39,20 @@ def test_a_fork_must_contain_all_content_that_was_read_or_is_reread() -> None:
 
 
 def test_promotion_restores_names_and_keeps_acknowledgements() -> None:
-    own = Checkpoint(forked(READ, NAMES).sources, {"new/out": b"own\n"})
-    assert promoted(own, forks(70)) == Checkpoint({"a": PENDING, "b": Source(5)}, {"new/out": b"own\n"})
+    own = Checkpoint(fork_checkpoint(READ, NAMES).sources, {"new/out": b"own\n"})
+    assert promote_checkpoint(own, forks(70)) == Checkpoint({"a": PENDING, "b": Source(5)}, {"new/out": b"own\n"})
 
 
 def test_a_consumer_that_has_read_other_content_is_not_promoted() -> None:
-    own = forked(READ, NAMES)
+    own = fork_checkpoint(READ, NAMES)
     with pytest.raises(InvalidInput, match="x/a: differs from a beyond 69, and the consumer has read up to 70"):
-        promoted(own, forks(69))
+        promote_checkpoint(own, forks(69))
     with pytest.raises(InvalidInput, match="has read b, which is not a complete fork that was made for it"):
-        promoted(Checkpoint({"x/a": PENDING, "b": Source(5)}), {"x/a": forks()["x/a"]})
+        promote_checkpoint(Checkpoint({"x/a": PENDING, "b": Source(5)}), {"x/a": forks()["x/a"]})
     with pytest.raises(InvalidInput, match="has read nothing yet"):
-        promoted(Checkpoint(), {})
+        promote_checkpoint(Checkpoint(), {})
     with pytest.raises(InvalidInput, match="x/a: does not have all of its source's content"):
-        promoted(own, forks(forming=True))
+        promote_checkpoint(own, forks(forming=True))
     twice = {"x/a": Fork("a", "x/a", 99, 99, 0), "y/a": Fork("a", "y/a", 99, 99, 0)}
     with pytest.raises(InvalidInput, match="another fork of a"):
-        promoted(Checkpoint({"x/a": PENDING, "y/a": PENDING}), twice)
+        promote_checkpoint(Checkpoint({"x/a": PENDING, "y/a": PENDING}), twice)

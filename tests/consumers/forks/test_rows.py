@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, Column, Index, MetaData, String, Table, inspe
 
 from coranto.errors import CorruptData, Fenced, InvalidInput
 from coranto.messages.checkpoints import Checkpoint, Source
-from coranto_consumers.forks.checkpoints import forked
+from coranto_consumers.forks.checkpoints import fork_checkpoint
 from coranto_consumers.forks.rows import copy_row, drop_tables, promote_row, retire_row
 from coranto_consumers.stores.fencing import Restored
 from coranto_consumers.stores.retired import Retired
@@ -26,7 +26,7 @@ Index("totals_by_note", TOTALS.c.note)
 
 
 def renamed(found: Checkpoint) -> Checkpoint:
-    return forked(found, {"shop/orders": "new/shop/orders"})
+    return fork_checkpoint(found, {"shop/orders": "new/shop/orders"})
 
 
 def commit(store: SqlStore, fence: int, cents: int, name: str = "old") -> None:
@@ -102,7 +102,7 @@ def test_a_zombie_neither_commits_nor_restarts_and_one_of_two_changes_wins(store
     commit(store, fence, 1)
     copy_row(store, "old", "new", renamed, {})
     zombie, restored = store.raise_fence("new")
-    assert restored == forked(Checkpoint({"shop/orders": Source(1)}), {"shop/orders": "new/shop/orders"})
+    assert restored == fork_checkpoint(Checkpoint({"shop/orders": Source(1)}), {"shop/orders": "new/shop/orders"})
     with store.transaction("new", zombie) as begun:  # It commits once the consumer is retired.
         found, changed = store.read("new"), Checkpoint({"shop/orders": Source(1)})
         assert found is not None

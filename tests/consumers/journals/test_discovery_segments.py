@@ -17,9 +17,9 @@ from coranto.streams.model.stream import Segment, Stream, segment_journal
 from coranto_consumers.journals.discovery import (
     ContentExtent,
     gone_segments,
-    not_read,
     open_journals,
-    when_sealed,
+    unread_segment_error,
+    wait_until_sealed,
 )
 from coranto_consumers.spark.consumer.unread import UnreadContent
 
@@ -263,14 +263,14 @@ def test_a_read_of_a_whole_stream_waits_for_a_split_for_a_limited_time():
             history.record_ends()
         return history.present
 
-    assert when_sealed(ask, 60.0) == history.present
+    assert wait_until_sealed(ask, 60.0) == history.present
     assert len(asked) == 2
     history.split(0)
     with pytest.raises(StreamChanged, match=r"00000003 cannot be read yet: .*`coranto streams resume shop/orders`"):
-        when_sealed(lambda: history.present, 0.0)
+        wait_until_sealed(lambda: history.present, 0.0)
 
 
 def test_the_error_about_an_unread_segment_names_it():
-    error = not_read(segment_journal(NAME, 3), 17)
+    error = unread_segment_error(segment_journal(NAME, 3), 17)
     assert error.segment == 3
     assert f"segment {NAME}/segment/00000003 was read through 17 and is gone" in str(error)

@@ -20,9 +20,9 @@ from coranto_consumers.journals.losses import (
     LostContent,
     PartlyLost,
     continue_after,
-    lost_before,
-    lost_of,
-    of_another,
+    loss_by_id,
+    loss_by_offsets,
+    loss_from_error,
 )
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
@@ -35,13 +35,13 @@ A, B, C = (ProducerId(bytes([n] * 6)) for n in (1, 2, 3))
 
 
 def test_positions_before_the_content_or_after_its_end_are_a_loss():
-    assert lost_before("j", 5, 0, 10) is None
-    assert lost_before("j", 10, 10, 10) is None
-    assert lost_before("j", 5, 8, 10) == LostContent("j", 5, 8)
-    assert lost_before("j", 11, 0, 10) == LostContent("j", 11, 10, recreated=True)
-    assert lost_before("j", 11, 11, 11, is_end=False) is None
+    assert loss_by_offsets("j", 5, 0, 10) is None
+    assert loss_by_offsets("j", 10, 10, 10) is None
+    assert loss_by_offsets("j", 5, 8, 10) == LostContent("j", 5, 8)
+    assert loss_by_offsets("j", 11, 0, 10) == LostContent("j", 11, 10, recreated=True)
+    assert loss_by_offsets("j", 11, 11, 11, is_end=False) is None
     with pytest.raises(Unavailable, match="is processed through 11, and its broker has content through 10"):
-        lost_before("j", 11, 0, 10, is_end=False)
+        loss_by_offsets("j", 11, 0, 10, is_end=False)
     assert isinstance(LostContent("j", 5, 8).error(""), OffsetJump)
     assert "processed through 11" in str(LostContent("j", 11, 10, recreated=True).error("x"))
 
@@ -66,13 +66,13 @@ def test_a_source_continues_after_lost_content_with_the_rest_of_pending_transact
 
 def test_a_source_is_of_another_journal_only_if_both_ids_are_known():
     source = Source(100, journal_id="one")
-    lost = of_another(source, "j", 300, "two")
+    lost = loss_by_id(source, "j", 300, "two")
     assert lost == LostContent("j", 100, 300, recreated=True, known="one", found="two")
     assert isinstance(lost.error("Do so."), JournalRecreated)
     assert str(lost.error("Do so.")).endswith("Do so.")
-    assert lost_of(lost.error("")) == lost
+    assert loss_from_error(lost.error("")) == lost
     for before, found in ((source, "one"), (source, ""), (Source(100), "two"), (Source(0, journal_id="one"), "two")):
-        assert of_another(before, "j", 300, found) is None
+        assert loss_by_id(before, "j", 300, found) is None
 
 
 def test_content_before_a_gap_is_read_and_the_gap_skipped_once():

@@ -31,7 +31,7 @@ def test_an_unchanged_consumer_passes_and_a_missing_record_is_created():
 
     check = restored(KNOWN, known=Identity())
     check.take({"table y"})
-    check.settle()
+    check.require_confirmed()
     assert check.record == Identity(KNOWN.sources, frozenset({"table y"}), store=KNOWN.store)
 
 
@@ -55,10 +55,10 @@ def test_another_output_is_an_error_before_it_is_written():
     text, code = refusal(lambda: check.take({"table y"}))
     assert "table x gets nothing any more, table y gets nothing of the earlier messages (a/one 100, a/two 7)" in text
     with pytest.raises(ConsumerChanged):
-        check.settle()
+        check.require_confirmed()
     check = restored(KNOWN, code)
     check.take({"table y"})
-    check.settle()
+    check.require_confirmed()
     assert check.record.outputs == {"table x", "table y"}
     assert check.record.sometimes == {"table x"}
     again = restored(KNOWN, known=check.record)
@@ -75,11 +75,11 @@ def test_a_code_confirms_exactly_one_set_of_changes():
     _, both = refusal(lambda: restored(now, first).take({"table y"}))
     check = restored(now, both)
     check.take({"table y"})
-    check.settle()
+    check.require_confirmed()
 
     unsettled = restored(now, code)  # A commit without outputs does not pass with the code of another change.
     with pytest.raises(ConsumerChanged):
-        unsettled.settle()
+        unsettled.require_confirmed()
 
 
 def test_outputs_of_only_some_transactions_are_not_a_change():

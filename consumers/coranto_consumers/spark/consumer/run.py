@@ -19,10 +19,17 @@ from coranto_consumers.journals.discovery import (
     Extents,
     begins_of,
     gone_segments,
-    not_read,
     require_unread,
+    unread_segment_error,
 )
-from coranto_consumers.journals.losses import LostContent, continue_after, lost_before, lost_of, of_another, warn_of
+from coranto_consumers.journals.losses import (
+    LostContent,
+    continue_after,
+    log_loss,
+    loss_by_id,
+    loss_by_offsets,
+    loss_from_error,
+)
 from coranto_consumers.journals.ranges import Range
 from coranto_consumers.outputs.identity import sources_of
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
@@ -141,7 +148,7 @@ class Run:
                 self._unread.holes.record(LostContent(error.journal, error.expected, error.actual))
             except JournalRecreated as error:
                 if self._options.fail_on_data_loss:
-                    raise lost_of(error).error(self._advice(error.journal)) from error
+                    raise loss_from_error(error).error(self._advice(error.journal)) from error
                 self._check_state(self.present())  # Continue as the current state of the journals requires.
             else:
                 if is_done:
@@ -156,9 +163,9 @@ class Run:
         self._drop_segments(present)
         for journal, extent in present.items():
             source = self.sources.get(journal, Source(extent.begin))
-            lost = of_another(source, journal, extent.head, extent.journal_id)
+            lost = loss_by_id(source, journal, extent.head, extent.journal_id)
             at = journal, source.read_through, extent.begin, extent.head
-            if lost := lost or lost_before(*at, is_end=extent.is_end):
+            if lost := lost or loss_by_offsets(*at, is_end=extent.is_end):
                 self._skip_lost(lost, extent.begin)
         ids = {journal: extent.journal_id for journal, extent in present.items()}
         known = self.sources.keys() & ids.keys()
@@ -268,7 +275,7 @@ class Run:
             raise lost.error(self._advice(lost.journal))
         self.report = replace(self.report, lost=(*self.report.lost, lost))
         source, partly = continue_after(self.sources[lost.journal], lost, begin)
-        warn_of(lost, partly)
+        log_loss(lost, partly)
         self.sources = {**self.sources, lost.journal: source}
 
     def _drop_segments(self, present: Extents) -> None:
@@ -277,8 +284,8 @@ class Run:
         for journal in sorted(gone.unread):
             lost = LostContent(journal, self.sources[journal].read_through, 0, recreated=True)
             if self._options.fail_on_data_loss:
-                raise not_read(journal, lost.begin)
-            warn_of(lost)
+                raise unread_segment_error(journal, lost.begin)
+            log_loss(lost)
             self.report = replace(self.report, lost=(*self.report.lost, lost))
         left = self.sources.keys() - gone.read - gone.unread
         self.sources = {journal: source for journal, source in self.sources.items() if journal in left}

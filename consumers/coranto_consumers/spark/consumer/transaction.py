@@ -172,7 +172,7 @@ class Owner:
 
     def commit(self, written: Sequence[Any], checkpoint: Checkpoint, report: ConsumeReport, merged: Merged) -> None:
         """Commit written rows and a checkpoint. `report` is the progress after it. Calls `merged` just before it."""
-        self.identity.settle()
+        self.identity.require_confirmed()
         checkpoint = replace(checkpoint, identity=self.identity.record)
         self.commits.begin(checkpoint, report)
         self.store.commit(self.shard, self.fence, written, checkpoint, merged)

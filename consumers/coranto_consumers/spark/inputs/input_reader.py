@@ -18,7 +18,7 @@ from coranto.messages.checkpoints import Source
 from coranto.messages.framing import JsonLines
 from coranto.messages.pruning import Pruning
 from coranto.messages.skew import SkewWatch
-from coranto_consumers.journals.framings import ReadFraming, made_tolerant
+from coranto_consumers.journals.framings import ReadFraming, as_tolerant
 from coranto_consumers.journals.ranges import Cuts, Range, ReadPlan, States, plan_slices
 from coranto_consumers.journals.reading import read_lines
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
@@ -115,7 +115,7 @@ class InputReader:
         zone = zone_option(str(spark.conf.get("spark.sql.session.timeZone")))
         framing = framing or JsonLines()
         self._layout = sequenced_layout(
-            self._schema, framing if misfits is MisfitPolicy.FAIL else made_tolerant(framing), zone
+            self._schema, framing if misfits is MisfitPolicy.FAIL else as_tolerant(framing), zone
         )
         self._client = client
         self._max_partition_bytes = max_partition_bytes

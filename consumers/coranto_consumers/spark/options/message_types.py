@@ -18,7 +18,7 @@ from coranto.types.blocking import SyncTypeRegistry
 from coranto.types.catalog import TypeVersion
 from coranto.types.definitions import CsvForm, FixedForm, JsonForm, MessageType
 from coranto_consumers.journals.discovery import ANY_LABELS, JournalLabels
-from coranto_consumers.journals.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming, made_tolerant
+from coranto_consumers.journals.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming, as_tolerant
 from coranto_consumers.spark.decoding.rows import FIELDS, PARSED_PREFIX
 from coranto_consumers.spark.decoding.type_columns import spark_schema
 from coranto_consumers.spark.options.source_options import SourceOptions
@@ -77,7 +77,7 @@ def find_type(client: SyncJournalClient, options: SourceOptions) -> ResolvedType
 def with_type(options: SourceOptions, found: ResolvedType) -> SourceOptions:
     framing = found.framing
     if options.framing.tolerant:
-        framing = made_tolerant(framing)
+        framing = as_tolerant(framing)
     return replace(options, framing=framing, labels=found.labels)
 
 

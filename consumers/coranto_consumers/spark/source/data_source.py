@@ -30,7 +30,7 @@ except ModuleNotFoundError as error:
 
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
-from coranto_consumers.journals.framings import FixedRecords, made_tolerant
+from coranto_consumers.journals.framings import FixedRecords, as_tolerant
 from coranto_consumers.spark.decoding.rows import (
     COMMIT_OFFSET,
     FIELDS,
@@ -138,7 +138,7 @@ def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, 
         layout = raw_layout(schema)
     else:
         if options.misfits is Misfits.PERMISSIVE:
-            options = replace(options, framing=made_tolerant(options.framing))
+            options = replace(options, framing=as_tolerant(options.framing))
         layout = parsed_layout(schema, options.text_column, options.misfits, options.framing, options.zone)
     if layout.has_commits and options.isolation is not Isolation.READ_COMMITTED:
         raise InvalidInput(

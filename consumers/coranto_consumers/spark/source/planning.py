@@ -23,8 +23,8 @@ from coranto.messages.columnar import Int64s, Mask, UInt64s
 from coranto.messages.framing import JsonLines
 from coranto.messages.uuids import clock_to_ns
 from coranto.offsets import id_of
-from coranto_consumers.journals.discovery import ContentExtent, Extents, contents, cuts_of, when_sealed
-from coranto_consumers.journals.losses import LostContent, lost_before, warn_of
+from coranto_consumers.journals.discovery import ContentExtent, Extents, contents, cuts_of, wait_until_sealed
+from coranto_consumers.journals.losses import LostContent, log_loss, loss_by_offsets
 from coranto_consumers.journals.ranges import WORTHWHILE_BYTES, NumberedRange, Range, share, split
 from coranto_consumers.spark.options.bounds import EARLIEST, LATEST, TimeSpan
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
@@ -188,7 +188,7 @@ def _contents(client: SyncJournalClient, options: SourceOptions) -> dict[str, Co
     """
     if options.ending is not None or options.as_of is not None:
         return contents(client, _journals(client, options))
-    return when_sealed(lambda: contents(client, _journals(client, options)), options.client.retry_timeout)
+    return wait_until_sealed(lambda: contents(client, _journals(client, options)), options.client.retry_timeout)
 
 
 def _at_moment(client: SyncJournalClient, journals: Extents, options: SourceOptions) -> SourceOptions:
@@ -246,7 +246,7 @@ def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, optio
     if lost is not None and options.fail_on_data_loss and not lost.recreated:
         raise lost.error("")
     if lost is not None and not options.fail_on_data_loss:
-        warn_of(lost)
+        log_loss(lost)
         start = min(max(start, extent.begin), extent.head) if not lost.recreated else extent.begin
         end = max(start, min(end, extent.head))
     if not start <= end <= extent.head:
@@ -273,10 +273,10 @@ def _of_present(journal: str, start: int, end: int, extent: ContentExtent, optio
     if options.fail_on_data_loss:
         raise JournalRecreated(journal, at, id_of(at), found, extent.head, _ADVICE)
     if at is end:
-        warn_of(LostContent(journal, start, end, known=id_of(end), found=found))
+        log_loss(LostContent(journal, start, end, known=id_of(end), found=found))
         return extent.begin, extent.begin
     lost = LostContent(journal, start, extent.head, recreated=True, known=id_of(start), found=found)
-    warn_of(lost)
+    log_loss(lost)
     return max(extent.begin, lost.same_through), min(end, extent.head)
 
 
@@ -294,10 +294,10 @@ def _needed(client: SyncJournalClient, whole: Range, options: SourceOptions, nar
 def _lost(journal: str, start: int, end: int, extent: ContentExtent) -> LostContent | None:
     if end < start <= extent.head:
         return None  # An empty range.
-    lost = lost_before(journal, start, extent.begin, extent.head, is_end=extent.is_end)
+    lost = loss_by_offsets(journal, start, extent.begin, extent.head, is_end=extent.is_end)
     if lost is not None and not lost.recreated:
         return replace(lost, end=min(lost.end, end)) if start < end else None
-    return lost or lost_before(journal, end, 0, extent.head, is_end=extent.is_end)
+    return lost or loss_by_offsets(journal, end, 0, extent.head, is_end=extent.is_end)
 
 
 def _split(client: SyncJournalClient, wholes: Sequence[Range], options: SourceOptions) -> dict[str, list[Range]]:

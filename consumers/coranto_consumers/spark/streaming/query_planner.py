@@ -19,9 +19,9 @@ from coranto_consumers.journals.discovery import (
     contents,
     fragment_begins,
     gone_segments,
-    not_read,
+    unread_segment_error,
 )
-from coranto_consumers.journals.losses import LostContent, PartlyLost, continue_after, lost_before, warn_of
+from coranto_consumers.journals.losses import LostContent, PartlyLost, continue_after, log_loss, loss_by_offsets
 from coranto_consumers.journals.ranges import Range
 from coranto_consumers.spark.committed.sequencing import LongTransaction
 from coranto_consumers.spark.options.source_options import SourceOptions
@@ -84,7 +84,7 @@ def lost_at(journal: str, position: Position, found: ContentExtent | None) -> Lo
     if not position.is_of(found.created, found.journal_id):
         ids = (position.journal_id, found.journal_id)
         return LostContent(journal, position.offset, found.head, True, *(ids if all(ids) else (None, None)))
-    return lost_before(journal, position.offset, found.begin, found.head, is_end=found.is_end)
+    return loss_by_offsets(journal, position.offset, found.begin, found.head, is_end=found.is_end)
 
 
 def require(journal: str, position: Position, heads: Extents) -> None:
@@ -135,7 +135,7 @@ class QueryPlanner:
         gone = gone_segments(heads, begun)
         for name in sorted(gone.unread):
             if self._options.source.fail_on_data_loss:
-                raise not_read(name, begun[name].offset)
+                raise unread_segment_error(name, begun[name].offset)
             if (lost := lost_at(name, begun[name], None)) is not None:
                 self._warn_once(lost)
         return {name: position for name, position in begun.items() if name not in gone.read | gone.unread}
@@ -232,7 +232,7 @@ class QueryPlanner:
     def _warn_once(self, lost: LostContent, partly: Iterable[PartlyLost] = ()) -> None:
         if lost not in self._lost:
             self._lost.add(lost)
-            warn_of(lost, partly)
+            log_loss(lost, partly)
 
     def _known(self, journal: str, position: Position) -> ReadState:
         state = self._states.get(journal)
@@ -260,7 +260,7 @@ class QueryPlanner:
             source, partly = continue_after(state.source, lost)
             if not partly:
                 raise
-            warn_of(lost, partly)
+            log_loss(lost, partly)
             return plan(state=replace(state, source=source))
 
     def _range(self, journal: str, begin: int, end: int, head: ContentExtent, first: bool) -> Range:

@@ -19,7 +19,7 @@ from coranto.client import ClientConfig
 from coranto.errors import InvalidInput
 from coranto.offsets import vector_to_json
 from coranto.security.tokens import Capability
-from coranto_consumers.journals.discovery import ContentExtent, heads_of, open_journals, when_sealed
+from coranto_consumers.journals.discovery import ContentExtent, heads_of, open_journals, wait_until_sealed
 from coranto_consumers.journals.framings import name_of
 from coranto_consumers.journals.ranges import plan_transaction
 from coranto_consumers.spark.decoding.rows import BatchBuilder, RowLayout
@@ -99,7 +99,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         with errors_to_driver():
-            self._target = when_sealed(self._journals.ask, self._options.source.client.retry_timeout)
+            self._target = wait_until_sealed(self._journals.ask, self._options.source.client.retry_timeout)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the journals' heads, for the query's progress."""

@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from coranto.errors import CorruptMessage, OffsetJump
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
-from coranto_consumers.journals.framings import made_tolerant
+from coranto_consumers.journals.framings import as_tolerant
 from coranto_consumers.journals.ranges import NumberedRange, Range, split
 from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummarizer, RangeSummary
 from coranto_consumers.spark.decoding.rows import FIELDS, LINE, PARSED_PREFIX, PIECE, SUMMARY, Misfits, parsed_layout
@@ -115,7 +115,7 @@ def test_misfits_are_counted_in_their_ranges(monkeypatch: pytest.MonkeyPatch, at
 
 
 def test_lines_with_unreadable_uuids_stay_in_their_ranges():
-    tolerant = made_tolerant(FRAMING)
+    tolerant = as_tolerant(FRAMING)
     layout = parsed_layout(SCHEMA, None, Misfits.KEPT, tolerant)
     journals = {"j/a": message(1), "j/b": b'{"_meta":{"uuid":"no"}}\n' + message(2), "j/c": message(3)}
     found = table(SequencedRows(layout).read(Memory(journals), numbered(wholes(journals)), tolerant))
