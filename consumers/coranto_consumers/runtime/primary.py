@@ -244,7 +244,7 @@ class Primary:
         # During a search, only one transaction is in progress.
         looking = self._search.max_messages is not None
         messages = self._transactions.messages_under_way(only_one=looking) + self._input.in_hand
-        return self._search.met(rejected, messages, self._input.last)
+        return self._search.record_rejection(rejected, messages, self._input.last)
 
     async def _finish_acknowledging(self) -> None:
         """Wait a bounded time for acknowledgements of a committed transaction, after any failure.
