@@ -33,8 +33,8 @@ from dagster_coranto.components import (
 from dagster_coranto.consumers.assets import spark_consumer_assets
 from dagster_coranto.consumers.automation import on_new_content
 from dagster_coranto.consumers.definition import ConsumerMode, ConsumerSettings
-from dagster_coranto.consumers.left_out import build_left_out_check
 from dagster_coranto.consumers.polling_sensor import build_journal_polling_sensor
+from dagster_coranto.consumers.skipped_input import build_left_out_check
 from dagster_coranto.consumers.tables import build_table_asset
 from dagster_coranto.ingests.assets import build_ingest_asset
 from dagster_coranto.ingests.definition import IngestMode

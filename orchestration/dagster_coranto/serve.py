@@ -27,7 +27,7 @@ from coranto_consumers.spark import SparkConsumerMetrics, StopOnSignals
 from coranto_consumers.stopping import Stop
 from dagster_coranto.consumers.consumption import Consumption
 from dagster_coranto.consumers.definition import Materialized, SparkConsumerDefinition, consumer_of
-from dagster_coranto.consumers.left_out import LeftOut, report_left_out
+from dagster_coranto.consumers.skipped_input import SkippedInput, report_skipped_input
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
 from dagster_coranto.resources.typed import resource_arguments, resource_of
@@ -108,10 +108,10 @@ def _serve_once(
             # Consuming does not need Dagster's database. The next report includes this state.
             _log.warning("dagster.materialisation_not_reported", asset=state.key.to_user_string(), error=str(error))
 
-    def warn(new: LeftOut) -> bool:
+    def warn(new: SkippedInput) -> bool:
         _log.warning("dagster.input_left_out", consumer=definition.name, what=str(new))
         try:
-            report_left_out(instance, definition, new)
+            report_skipped_input(instance, definition, new)
         except (dg.DagsterError, SQLAlchemyError, OSError) as error:
             _log.warning("dagster.left_out_not_reported", consumer=definition.name, error=str(error))
             return False

@@ -16,8 +16,8 @@ from dagster_coranto.components.consumer_options import ConsumerOptionsModel
 from dagster_coranto.components.scaffolding import SparkConsumerScaffolder
 from dagster_coranto.consumers.assets import ConsumerStep, spark_consumer_assets
 from dagster_coranto.consumers.definition import ConsumerMode, ConsumerSettings
-from dagster_coranto.consumers.left_out import build_left_out_check
 from dagster_coranto.consumers.polling_sensor import build_journal_polling_sensor
+from dagster_coranto.consumers.skipped_input import build_left_out_check
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
 from dagster_coranto.resources.sql_store import STORE_VARIABLE, SqlStoreResource

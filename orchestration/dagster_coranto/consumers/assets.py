@@ -17,7 +17,7 @@ from dagster_coranto.consumers.definition import (
     SparkConsumerDefinition,
     remember_consumer,
 )
-from dagster_coranto.consumers.left_out import LeftOut, report_left_out
+from dagster_coranto.consumers.skipped_input import SkippedInput, report_skipped_input
 from dagster_coranto.instance.log import DagsterLog
 from dagster_coranto.instance.pool_slot import PoolSlot
 from dagster_coranto.instance.underway import CONSUMER_TAG
@@ -94,10 +94,10 @@ class ConsumerStep:
                 else:
                     context.log_event(state.as_event())
 
-    def _warn(self, new: LeftOut) -> bool:
+    def _warn(self, new: SkippedInput) -> bool:
         """Report skipped input in the run's log, and in the assets' checks."""
         self.context.log.warning(f"{self.definition.name} continued without {new}.")
-        report_left_out(self.context.instance, self.definition, new)
+        report_skipped_input(self.context.instance, self.definition, new)
         return True
 
 

@@ -12,7 +12,7 @@ from coranto.client.positions import heads_of
 from coranto.telemetry import Log
 from dagster_coranto.consumers.definition import ConsumerSettings, Materialized, SparkConsumerDefinition
 from dagster_coranto.consumers.inputs import Inputs
-from dagster_coranto.consumers.left_out import LeftOut, LeftOutWatch, lost_table
+from dagster_coranto.consumers.skipped_input import SkippedInput, SkippedInputWatch, lost_table
 from dagster_coranto.instance.tags import event_tags
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Consumption:
-    """One run of a consumer. Use `drain` or `serve`, once. `left_out` gets skipped input (`LeftOutWatch`)."""
+    """One run of a consumer. Use `drain` or `serve`, once. `report_skipped` gets input that the run has skipped."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Consumption:
         journals: JournalResource,
         spark: SparkResource,
         instance: dg.DagsterInstance,
-        left_out: Callable[[LeftOut], bool],
+        report_skipped: Callable[[SkippedInput], bool],
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -51,7 +51,7 @@ class Consumption:
         self._journals = journals
         self._spark = spark
         self._monotonic = monotonic
-        self._watch = LeftOutWatch(settings.options, left_out, definition.report_seconds, monotonic)
+        self._watch = SkippedInputWatch(settings.options, report_skipped, definition.report_seconds, monotonic)
         self._inputs = Inputs(definition, journals, instance)
         self._before = {group: heads_of(journals.positions(group)) for _, group in definition.outputs}
 
@@ -169,7 +169,7 @@ def consumer_metadata(report: ConsumeReport) -> Mapping[str, Any]:
             lag_bytes=report.lag_bytes,
             published=report.published,
             misfits=report.misfits,
-            lost_bytes=LeftOut(lost=report.lost).counts["lost_bytes"],
+            lost_bytes=SkippedInput(lost=report.lost).counts["lost_bytes"],
             lost=lost_table(report.lost) if report.lost else None,
             fence=report.fence,
             offsets_read=offsets_metadata(report.offsets),

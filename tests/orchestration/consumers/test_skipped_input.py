@@ -18,7 +18,7 @@ from coranto_consumers.spark import ConsumeReport, ConsumerOptions, DeadLetters,
 from dagster_coranto import ConsumerSettings, JournalResource, SparkResource, build_left_out_check
 from dagster_coranto.consumers.assets import spark_consumer_assets
 from dagster_coranto.consumers.definition import consumers_of
-from dagster_coranto.consumers.left_out import LeftOut, LeftOutWatch, report_left_out
+from dagster_coranto.consumers.skipped_input import SkippedInput, SkippedInputWatch, report_skipped_input
 from tests.orchestration.instances import new_instance
 from tests.orchestration.revenue import ORDERS, Revenue
 
@@ -29,31 +29,31 @@ LOST = LostContent("j", 10, 30)
 
 
 def test_losses_are_reported_after_the_commit_and_dead_letters_periodically() -> None:
-    reported: list[LeftOut] = []
+    reported: list[SkippedInput] = []
     now, works = 0.0, False
 
-    def report(new: LeftOut) -> bool:
+    def report(new: SkippedInput) -> bool:
         reported.append(new)
         return works
 
-    watch = LeftOutWatch(ConsumerOptions(misfits=LETTERS), report, 30.0, lambda: now)
+    watch = SkippedInputWatch(ConsumerOptions(misfits=LETTERS), report, 30.0, lambda: now)
     watch.record(replace(REPORT, lost=(LOST,)))
     assert reported == [], "without a commit the next run finds the loss again"
     watch.record(replace(REPORT, transactions=1, lost=(LOST,)))
-    assert reported == [LeftOut(0, (LOST,))]
+    assert reported == [SkippedInput(0, (LOST,))]
     works = True
     watch.record(replace(REPORT, transactions=2, misfits=2, lost=(LOST,)))
-    assert reported[1:] == [LeftOut(2, (LOST,))], "a failed report is repeated"
+    assert reported[1:] == [SkippedInput(2, (LOST,))], "a failed report is repeated"
     watch.record(replace(REPORT, transactions=3, misfits=5, lost=(LOST,)))
     assert len(reported) == 2
     now = 31.0
     watch.record(replace(REPORT, transactions=4, misfits=6, lost=(LOST,)))
     watch.finish()
-    assert reported[2:] == [LeftOut(4)]
+    assert reported[2:] == [SkippedInput(4)]
 
 
 def test_messages_delivered_with_nulls_are_not_reported() -> None:
-    watch = LeftOutWatch(ConsumerOptions(misfits=MisfitPolicy.NULLS), lambda new: pytest.fail(str(new)), 0.0)
+    watch = SkippedInputWatch(ConsumerOptions(misfits=MisfitPolicy.NULLS), lambda new: pytest.fail(str(new)), 0.0)
     watch.record(replace(REPORT, transactions=1, misfits=3))
     watch.finish()
 
@@ -131,5 +131,5 @@ def test_dead_letters_and_lost_content_are_reported_until_they_are_accepted(
         assert reported() == (False, dg.AssetCheckSeverity.ERROR, words), "an evaluation does not accept the loss"
         check(accept=True)
         assert reported()[0]
-        report_left_out(instance, next(consumers_of([consumer])), LeftOut(1))
+        report_skipped_input(instance, next(consumers_of([consumer])), SkippedInput(1))
         assert reported() == (False, dg.AssetCheckSeverity.WARN, "1 dead letter")

@@ -33,7 +33,7 @@ _COUNTS = ("dead_letters", "lost_ranges", "lost_bytes")
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class SkippedInput:
     """The input that a consumer has skipped."""
 
     dead_letters: int = 0
@@ -50,10 +50,10 @@ class LeftOut:
 
     def __str__(self) -> str:
         shown = [str(each) for each in self.lost[:_SHOWN]]
-        return "; ".join([_words(self.counts), *shown])
+        return "; ".join([_summary(self.counts), *shown])
 
 
-class LeftOutWatch:
+class SkippedInputWatch:
     """Reports the skipped input of one run: losses once they are committed, and dead letters at most every `seconds`.
 
     `report` returns False if it failed; the next report then includes the same input.
@@ -62,7 +62,7 @@ class LeftOutWatch:
     def __init__(
         self,
         options: ConsumerOptions,
-        report: Callable[[LeftOut], bool],
+        report: Callable[[SkippedInput], bool],
         seconds: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -71,8 +71,8 @@ class LeftOutWatch:
         self._seconds = seconds
         self._monotonic = monotonic
         self._due = monotonic()
-        self._committed = LeftOut()
-        self._reported = LeftOut()
+        self._committed = SkippedInput()
+        self._reported = SkippedInput()
         self._transactions = 0
 
     def record(self, report: "ConsumeReport") -> None:
@@ -80,7 +80,7 @@ class LeftOutWatch:
         if report.transactions == self._transactions:
             return
         self._transactions = report.transactions
-        self._committed = LeftOut(report.misfits if self._has_dead_letters else 0, report.lost)
+        self._committed = SkippedInput(report.misfits if self._has_dead_letters else 0, report.lost)
         if self._committed.lost != self._reported.lost or self._monotonic() >= self._due:
             self.finish()
 
@@ -89,11 +89,11 @@ class LeftOutWatch:
         reported, now = self._reported, self._committed
         if now != reported:
             self._due = self._monotonic() + self._seconds
-            if self._report(LeftOut(now.dead_letters - reported.dead_letters, now.lost[len(reported.lost) :])):
+            if self._report(SkippedInput(now.dead_letters - reported.dead_letters, now.lost[len(reported.lost) :])):
                 self._reported = now
 
 
-def report_left_out(instance: dg.DagsterInstance, definition: SparkConsumerDefinition, new: LeftOut) -> None:
+def report_skipped_input(instance: dg.DagsterInstance, definition: SparkConsumerDefinition, new: SkippedInput) -> None:
     """Add skipped input to the counts of the check of a consumer's assets."""
     for asset in definition.keys:
         known = _known(instance, asset)
@@ -142,7 +142,7 @@ def build_left_out_check(consumer: dg.AssetsDefinition) -> dg.AssetChecksDefinit
         for key in sorted(context.selected_asset_check_keys):
             known = _known(context.instance, key.asset_key)
             if config.accept:
-                context.log.info(f"{key.asset_key.to_user_string()}: accepts {_words(known)}.")
+                context.log.info(f"{key.asset_key.to_user_string()}: accepts {_summary(known)}.")
                 known = dict.fromkeys(_COUNTS, 0)
             yield _result(key.asset_key, known)
 
@@ -167,21 +167,21 @@ def _result(asset: dg.AssetKey, counts: dict[str, int], lost: Sequence["LostCont
         passed=passed,
         severity=dg.AssetCheckSeverity.ERROR if counts["lost_ranges"] else dg.AssetCheckSeverity.WARN,
         metadata=namespaced({**counts, **({"lost": lost_table(lost)} if lost else {})}),
-        description="nothing was left out" if passed else _words(counts),
+        description="nothing was left out" if passed else _summary(counts),
     )
 
 
-def _words(counts: dict[str, int]) -> str:
+def _summary(counts: dict[str, int]) -> str:
     letters, ranges = counts["dead_letters"], counts["lost_ranges"]
-    said = []
+    parts = []
     if ranges:
-        said.append(
+        parts.append(
             f"{ranges} range{'s' * (ranges != 1)} of content ({amount(counts['lost_bytes'], 'bytes')}) "
             "gone before it was read"
         )
     if letters:
-        said.append(f"{letters:,} dead letter{'s' * (letters != 1)}")
-    return "; ".join(said) or "nothing"
+        parts.append(f"{letters:,} dead letter{'s' * (letters != 1)}")
+    return "; ".join(parts) or "nothing"
 
 
 def lost_table(lost: Sequence["LostContent"]) -> dg.TableMetadataValue:
