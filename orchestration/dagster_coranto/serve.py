@@ -26,7 +26,7 @@ from coranto.telemetry import configure_logging
 from coranto_consumers.spark import SparkConsumerMetrics, StopOnSignals
 from coranto_consumers.stopping import Stop
 from dagster_coranto.consumers.consumption import Consumption
-from dagster_coranto.consumers.definition import Materialized, SparkConsumerDefinition, consumer_of
+from dagster_coranto.consumers.definition import AssetState, SparkConsumerDefinition, consumer_of
 from dagster_coranto.consumers.skipped_input import SkippedInput, report_skipped_input
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
@@ -101,7 +101,7 @@ def _serve_once(
     journals = resource_of(resources, definition.resource_key, JournalResource)
     spark = resource_of(resources, definition.spark_resource_key, SparkResource)
 
-    def emit(state: Materialized) -> None:
+    def emit(state: AssetState) -> None:
         try:
             instance.report_runless_asset_event(state.as_event())
         except (dg.DagsterError, SQLAlchemyError, OSError) as error:

@@ -60,6 +60,6 @@ class ConsumerOptionsModel(dg.Model, dg.Resolvable):
         examples=["types/registry"],
     )
 
-    def made(self, *, by_window: bool) -> ConsumerOptions:
+    def to_options(self, *, by_window: bool) -> ConsumerOptions:
         """Return the options, for a consumer by windows if `by_window`. Raises InvalidInput."""
         return ConsumerOptions.of(self.model_dump(exclude_none=True), by_window=by_window)

@@ -106,7 +106,7 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
                 field="store_url_variable",
             )
         application = load_target(self.application)
-        options = self.options.made(by_window=self.windows is not None)
+        options = self.options.to_options(by_window=self.windows is not None)
         if url.startswith("iceberg://"):
             from coranto_consumers.spark.outputs.iceberg import IcebergStore
 

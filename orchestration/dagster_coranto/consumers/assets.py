@@ -15,7 +15,7 @@ from dagster_coranto.consumers.definition import (
     ConsumerMode,
     ConsumerSettings,
     SparkConsumerDefinition,
-    remember_consumer,
+    register_consumer,
 )
 from dagster_coranto.consumers.skipped_input import SkippedInput, report_skipped_input
 from dagster_coranto.instance.log import DagsterLog
@@ -184,7 +184,7 @@ def spark_consumer_assets(
         def consume(context: dg.AssetExecutionContext, config: ConsumerRun) -> Iterator[Any]:
             yield from execute(context, ConsumerStep(definition, context, config))
 
-        remember_consumer(consume, definition)
+        register_consumer(consume, definition)
         return consume
 
     return decorate

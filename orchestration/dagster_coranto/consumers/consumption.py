@@ -10,7 +10,7 @@ import dagster as dg
 
 from coranto.client.positions import heads_of
 from coranto.telemetry import Log
-from dagster_coranto.consumers.definition import ConsumerSettings, Materialized, SparkConsumerDefinition
+from dagster_coranto.consumers.definition import AssetState, ConsumerSettings, SparkConsumerDefinition
 from dagster_coranto.consumers.inputs import Inputs
 from dagster_coranto.consumers.skipped_input import SkippedInput, SkippedInputWatch, lost_table
 from dagster_coranto.instance.tags import event_tags
@@ -72,7 +72,7 @@ class Consumption:
 
     def serve(
         self,
-        emit: Callable[[Materialized], object],
+        emit: Callable[[AssetState], object],
         stop: Callable[[], bool],
         wait: Callable[[], object],
         log: Log,
@@ -113,7 +113,7 @@ class Consumption:
             self._watch.finish()
             update(None, now=True)
 
-    def states(self, report: ConsumeReport, *, count_rows: bool = True) -> Iterator[Materialized]:
+    def states(self, report: ConsumeReport, *, count_rows: bool = True) -> Iterator[AssetState]:
         """Yield the state of each asset as of the report. Counting rows reads the tables.
 
         Includes sources with growth that is not reported yet.
@@ -142,10 +142,10 @@ class Consumption:
         yield from grown
         self._inputs.next()
 
-    def _state(self, spec: dg.AssetSpec, vector: Mapping[str, int], metadata: Mapping[str, Any]) -> Materialized:
+    def _state(self, spec: dg.AssetSpec, vector: Mapping[str, int], metadata: Mapping[str, Any]) -> AssetState:
         version = vector_version(vector)
         tags = event_tags(version.value, self._inputs.of(spec), spec.code_version)
-        return Materialized(spec.key, version, metadata, tags)
+        return AssetState(spec.key, version, metadata, tags)
 
     def _consumer(self, show: Callable[[ConsumeReport], None]) -> SparkConsumer:
         from coranto_consumers.spark.consumer.spark_consumer import SparkConsumer

@@ -75,7 +75,7 @@ class SparkConsumerDefinition:
 
 
 @dataclass(frozen=True, slots=True)
-class Materialized:
+class AssetState:
     """A new state of one asset of a consumer, or of a source that has grown."""
 
     key: dg.AssetKey
@@ -98,7 +98,7 @@ class Materialized:
 _definitions: WeakKeyDictionary[dg.OpDefinition, SparkConsumerDefinition] = WeakKeyDictionary()
 
 
-def remember_consumer(assets: dg.AssetsDefinition, definition: SparkConsumerDefinition) -> None:
+def register_consumer(assets: dg.AssetsDefinition, definition: SparkConsumerDefinition) -> None:
     """Register the definition of a consumer's assets for `consumers_of`."""
     _definitions[assets.op] = definition
 

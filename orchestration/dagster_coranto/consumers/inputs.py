@@ -9,7 +9,7 @@ import dagster as dg
 from coranto.client.groups import JournalGroup
 from coranto.client.positions import heads_of
 from coranto.errors import ClusterError, Unavailable
-from dagster_coranto.consumers.definition import Materialized, SparkConsumerDefinition
+from dagster_coranto.consumers.definition import AssetState, SparkConsumerDefinition
 from dagster_coranto.instance.tags import VERSION_TAG, growth_tags, last_tags, last_versions
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.translation.metadata import GroupMetadataSet, offsets_metadata, vector_version
@@ -36,7 +36,7 @@ class Inputs:
         keys = [dep.asset_key for dep in spec.deps]
         return {key: self._read.get(key) or self._reported[key] for key in keys}
 
-    def record(self, offsets: Mapping[str, int]) -> Iterator[Materialized]:
+    def record(self, offsets: Mapping[str, int]) -> Iterator[AssetState]:
         """Record the offsets read so far, and yield growth of sources that is not reported yet."""
         self._read = {}
         for key, group in zip(self._definition.source_keys, self._definition.sources, strict=True):
@@ -48,7 +48,7 @@ class Inputs:
             last = last_tags(self._instance, key)
             if last.get(VERSION_TAG) != version.value:
                 metadata = GroupMetadataSet(head=sum(heads.values()), heads=offsets_metadata(heads))
-                yield Materialized(key, version, dict(metadata), tags=growth_tags(version.value, last))
+                yield AssetState(key, version, dict(metadata), tags=growth_tags(version.value, last))
 
     def next(self) -> None:
         """Read the last reported versions again, for the next `record`."""

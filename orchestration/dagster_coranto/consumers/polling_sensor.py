@@ -126,7 +126,7 @@ def build_journal_polling_sensor(
                 repository,
                 Target.of(repository, job, target),
                 presumed_dead_seconds=presumed_dead_seconds,
-                say=context.log.warning,
+                warn=context.log.warning,
             )
             if under_way:
                 first = under_way[0]

@@ -38,13 +38,15 @@ def build_ingest_check(
             state = definition.state(resource_of(context.resources, resource_key, JournalResource))
         except (CorantoError, ClusterError) as error:
             return dg.AssetCheckResult(passed=False, description=f"The lag is unknown: {error}")
-        passed, description = judge(context.instance, definition.key, state, fresh_seconds)
+        passed, description = evaluate_freshness(context.instance, definition.key, state, fresh_seconds)
         return dg.AssetCheckResult(passed=passed, description=description, metadata=namespaced({"lag": state.lag}))
 
     return is_fresh
 
 
-def judge(instance: dg.DagsterInstance, key: dg.AssetKey, state: IngestState, fresh_seconds: float) -> tuple[bool, str]:
+def evaluate_freshness(
+    instance: dg.DagsterInstance, key: dg.AssetKey, state: IngestState, fresh_seconds: float
+) -> tuple[bool, str]:
     """Return True if a stream is fresh, and the reason."""
     if not state.lag:
         return True, "The source has no more rows."

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from coranto.errors import ClusterError, Unavailable
 from dagster_coranto.ingests.assets import INGESTS
 from dagster_coranto.ingests.definition import IngestState
-from dagster_coranto.ingests.freshness import FRESH, FRESH_SECONDS, judge
+from dagster_coranto.ingests.freshness import FRESH, FRESH_SECONDS, evaluate_freshness
 from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS
 from dagster_coranto.instance.requests import FollowUp, unused_run_key
 from dagster_coranto.instance.underway import NamedJob, Target, runs_under_way
@@ -62,7 +62,7 @@ def build_ingest_sensor(
         )
         if fresh_seconds is None:
             return [observed]
-        passed, description = judge(context.instance, definition.key, state, fresh_seconds)
+        passed, description = evaluate_freshness(context.instance, definition.key, state, fresh_seconds)
         verdict = dg.AssetCheckEvaluation(
             asset_key=definition.key,
             check_name=FRESH,
@@ -112,7 +112,7 @@ def build_ingest_sensor(
                 repository,
                 Target.of(repository, job, target),
                 presumed_dead_seconds=PRESUMED_DEAD_SECONDS,
-                say=context.log.warning,
+                warn=context.log.warning,
             )
             if under_way:
                 return f"Run {under_way[0].run_id} is under way; {state.lag} rows or bytes wait.", last

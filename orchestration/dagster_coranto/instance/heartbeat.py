@@ -64,7 +64,7 @@ class Heartbeat:
             _log.warning("dagster.heartbeat_not_stored", run=self._run_id, error=str(error))
 
 
-def last_sign_of_life(run: dg.DagsterRun) -> float | None:
+def last_heartbeat(run: dg.DagsterRun) -> float | None:
     """Return the time of a run's last heartbeat, in seconds since 1970. None before the first one."""
     text = run.tags.get(ALIVE_TAG, "")
     return float(text) if text.isdecimal() else None

@@ -10,7 +10,7 @@ from typing import Final
 
 import dagster as dg
 
-from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS, Heartbeat, last_sign_of_life, process_is_gone
+from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS, Heartbeat, last_heartbeat, process_is_gone
 
 _POLL_SECONDS: Final = 1.0
 _LOG_SECONDS: Final = 60.0
@@ -117,5 +117,5 @@ class PoolSlot:
         run = self._instance.get_run_by_id(run_id)
         if run is None or run.is_finished or process_is_gone(run):
             return True
-        alive = last_sign_of_life(run)
+        alive = last_heartbeat(run)
         return alive is not None and self._wall() - alive > PRESUMED_DEAD_SECONDS

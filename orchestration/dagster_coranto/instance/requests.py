@@ -28,12 +28,12 @@ class RunHistory:
         """Return the earliest time of another run, in seconds since 1970. None if none is needed.
 
         A run that was never created, or was deleted, is requested again immediately (0). A failed run is retried after
-        `pause_after`. No run is needed while one is under way, or after it has succeeded or was canceled.
+        `backoff_seconds`. No run is needed while one is under way, or after it has succeeded or was canceled.
         """
         if not self.records:
             return 0.0
         failed = failed_at(self.records[0])
-        return None if failed is None else failed + pause_after(self.failures, interval_seconds)
+        return None if failed is None else failed + backoff_seconds(self.failures, interval_seconds)
 
     @property
     def failures(self) -> int:
@@ -98,7 +98,7 @@ class FollowUp:
         run = latest.dagster_run if latest is not None else None
         if failed is None:
             return FollowUp(run, 0, 0.0)
-        left = failed + pause_after(failures + 1, interval) - time.time()
+        left = failed + backoff_seconds(failures + 1, interval) - time.time()
         return FollowUp(run, failures + 1, max(0.0, left))
 
     @property
@@ -135,7 +135,7 @@ def failed_at(record: dg.RunRecord) -> float | None:
     return record.end_time or record.update_timestamp.timestamp()
 
 
-def pause_after(failures: int, interval_seconds: float) -> float:
+def backoff_seconds(failures: int, interval_seconds: float) -> float:
     """Return the backoff in seconds after failed runs. It doubles with each failure, up to half an hour."""
     return float(min(_MAX_BACKOFF_SECONDS, interval_seconds * 2.0 ** min(failures - 1, 30)))
 

@@ -12,7 +12,7 @@ import dagster as dg
 # Dagster has no public method to list backfills by status, and there may be many.
 from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
 
-from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS, last_sign_of_life
+from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS, last_heartbeat
 
 CONSUMER_TAG: Final = "coranto/consumer"
 """The tag of the assets that a consumer maintains: the consumer's name."""
@@ -80,7 +80,7 @@ def runs_under_way(
     *,
     presumed_dead_seconds: float = PRESUMED_DEAD_SECONDS,
     wall: Callable[[], float] = time.time,
-    say: Callable[[str], object] = lambda text: None,
+    warn: Callable[[str], object] = lambda text: None,
 ) -> list[dg.DagsterRun]:
     """Return the runs of a target that are queued or under way, the oldest first.
 
@@ -95,12 +95,12 @@ def runs_under_way(
         if not target.is_run_by(run, repository, instance):
             continue
         if run.status is not dg.DagsterRunStatus.QUEUED:
-            alive = last_sign_of_life(run)
+            alive = last_heartbeat(run)
             seen = alive if alive is not None else _last_event(instance, record)
             silent = wall() - seen
             works = alive is None and run.status is dg.DagsterRunStatus.STARTED
             if silent > presumed_dead_seconds * (_GRACE_BEFORE_CONSUMING if works else 1):
-                say(f"Run {run.run_id} has had no heartbeat or event for {silent:.0f} s; it is presumed dead.")
+                warn(f"Run {run.run_id} has had no heartbeat or event for {silent:.0f} s; it is presumed dead.")
                 if alive is not None:
                     instance.report_run_failed(run, f"The consumer of this run has been silent for {silent:.0f} s.")
                     instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)

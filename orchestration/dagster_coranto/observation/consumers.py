@@ -77,7 +77,7 @@ def build_observed_consumer(
     return ObservedConsumer(name, offsets, groups, tuple(with_deps(filled(spec, added), deps) for spec in specs))
 
 
-class ConsumerSeen(BaseModel, frozen=True):
+class ReportedConsumerState(BaseModel, frozen=True):
     """The last event about a consumer: its time in seconds since 1970, the version of its offsets, and its lag."""
 
     at: float
@@ -88,7 +88,7 @@ class ConsumerSeen(BaseModel, frozen=True):
 class ConsumerObservationSensorCursor(BaseModel, frozen=True):
     """The last event about each consumer, by its name."""
 
-    consumers: Mapping[str, ConsumerSeen]
+    consumers: Mapping[str, ReportedConsumerState]
 
 
 def build_consumer_observation_sensor(
@@ -145,7 +145,7 @@ def build_consumer_observation_sensor(
                 )
                 tags = {"dagster/data_version": version}
                 events += [kind(spec.key, metadata=metadata, tags=tags) for spec in each.specs]
-                seen[each.name] = ConsumerSeen(at=wall(), version=version, lag=lag)
+                seen[each.name] = ReportedConsumerState(at=wall(), version=version, lag=lag)
         return dg.SensorResult(asset_events=events, cursor=kept(consumers=seen).model_dump_json())
 
     return observation_sensor

@@ -37,7 +37,7 @@ _COLUMNS = {
 }
 
 
-class GroupSeen(BaseModel, frozen=True):
+class ReportedGroupState(BaseModel, frozen=True):
     """The last event about a group: its time in seconds since 1970, and the reported state."""
 
     at: float
@@ -49,7 +49,7 @@ class GroupSeen(BaseModel, frozen=True):
 class JournalObservationSensorCursor(BaseModel, frozen=True):
     """The last event about each group, by the group's name."""
 
-    groups: Mapping[str, GroupSeen]
+    groups: Mapping[str, ReportedGroupState]
 
     @staticmethod
     def parse(text: str | None) -> JournalObservationSensorCursor:
@@ -108,7 +108,7 @@ def build_journal_observation_sensor(
                 event = found.event(keys[group.name], before, last_tags(context.instance, keys[group.name]))
                 if event is not None:
                     events.append(event)
-                seen[group.name] = found.seen(before, said=event is not None)
+                seen[group.name] = found.next_state(before, reported=event is not None)
         except (ClusterError, Unavailable, SqlStoreError) as error:
             if not events:
                 return dg.SkipReason(f"Cluster or store does not answer: {error}")
@@ -156,12 +156,12 @@ class ObservedGroup:
         return sum(each.unpersisted_bytes for each in self.heads)
 
     @property
-    def rest(self) -> str:
+    def other_state(self) -> str:
         """The reported state besides the heads."""
         return repr((self.unknown, self.unstored, sorted(self.lags.items())))
 
     def event(
-        self, key: dg.AssetKey, before: GroupSeen | None, last: Mapping[str, str]
+        self, key: dg.AssetKey, before: ReportedGroupState | None, last: Mapping[str, str]
     ) -> dg.AssetMaterialization | dg.AssetObservation | None:
         """Return the event about the changes since the last event; None without changes.
 
@@ -170,21 +170,21 @@ class ObservedGroup:
         """
         moved = self.version != last.get(VERSION_TAG) and (before is None or self.version != before.version)
         grown = moved and self.head > 0 and not self.unknown
-        if not grown and before is not None and self.rest == before.state:
+        if not grown and before is not None and self.other_state == before.state:
             return None
         metadata = dict(self.metadata(before))
         if grown:
             return dg.AssetMaterialization(key, metadata=metadata, tags=growth_tags(self.version, last))
         return dg.AssetObservation(key, metadata=metadata, tags={VERSION_TAG: self.version})
 
-    def seen(self, before: GroupSeen | None, *, said: bool) -> GroupSeen:
+    def next_state(self, before: ReportedGroupState | None, *, reported: bool) -> ReportedGroupState:
         """Return the entry for the next tick. It keeps the last heads that were all known."""
-        at = time() if said or before is None else before.at
+        at = time() if reported or before is None else before.at
         if self.unknown and before is not None:
-            return GroupSeen(at=at, version=before.version, head=before.head, state=self.rest)
-        return GroupSeen(at=at, version=self.version, head=self.head, state=self.rest)
+            return ReportedGroupState(at=at, version=before.version, head=before.head, state=self.other_state)
+        return ReportedGroupState(at=at, version=self.version, head=self.head, state=self.other_state)
 
-    def metadata(self, before: GroupSeen | None) -> Iterator[tuple[str, Any]]:
+    def metadata(self, before: ReportedGroupState | None) -> Iterator[tuple[str, Any]]:
         last = max((each.last_append_time for each in self.heads), default=0.0)
         rows: list[JournalRow] = [
             {
@@ -218,7 +218,7 @@ def _lag(heads: Sequence[JournalHead], offsets: Mapping[str, int]) -> int:
     return sum(max(0, each.head - offsets.get(each.journal, each.begin)) for each in heads)
 
 
-def _is_due(seen: GroupSeen | None, report_seconds: float) -> bool:
+def _is_due(seen: ReportedGroupState | None, report_seconds: float) -> bool:
     return seen is None or not 0 <= time() - seen.at < report_seconds  # A future time means a corrected clock.
 
 

@@ -10,7 +10,7 @@ from dagster._core.storage.dagster_run import DagsterRunStatus
 from dagster._core.storage.tags import RUN_KEY_TAG, SENSOR_NAME_TAG
 from dagster._core.test_utils import create_run_for_test
 
-from dagster_coranto.instance.requests import Requests, pause_after, unused_run_key
+from dagster_coranto.instance.requests import Requests, backoff_seconds, unused_run_key
 
 SENSOR = "sensor"
 
@@ -64,7 +64,7 @@ def test_another_run_is_due_after_a_failed_one(
 
 
 def test_pauses_double_with_each_failure_up_to_half_an_hour(instance: dg.DagsterInstance) -> None:
-    assert [pause_after(failures, 60) for failures in (1, 2, 3, 9, 5000)] == [60, 120, 240, 1800, 1800]
+    assert [backoff_seconds(failures, 60) for failures in (1, 2, 3, 9, 5000)] == [60, 120, 240, 1800, 1800]
     ends = [
         created(instance, requests(instance).request("p"), DagsterRunStatus(status))
         for status in ("FAILURE", "SUCCESS", "FAILURE", "FAILURE")

@@ -30,8 +30,13 @@ from dagster_coranto import (
     build_journal_observation_sensor,
     on_new_content,
 )
-from dagster_coranto.observation.consumers import ConsumerObservationSensorCursor, ConsumerSeen
-from dagster_coranto.observation.journals import GroupSeen, JournalObservationSensorCursor, ObservedGroup, _is_due
+from dagster_coranto.observation.consumers import ConsumerObservationSensorCursor, ReportedConsumerState
+from dagster_coranto.observation.journals import (
+    JournalObservationSensorCursor,
+    ObservedGroup,
+    ReportedGroupState,
+    _is_due,
+)
 from dagster_coranto.translation.metadata import vector_version
 from dagster_coranto.translation.translator import build_group_spec
 from tests.orchestration.instances import new_instance
@@ -154,8 +159,8 @@ def test_a_version_reported_by_a_run_is_not_reported_again(shop: Shop, later: An
 
 def test_a_cursor_ahead_of_the_clock_does_not_stop_reports() -> None:
     """Another machine with a clock that was a day ahead wrote the cursor."""
-    assert _is_due(GroupSeen(at=time.time() + 86_400, version="1", head=0), 60.0)
-    assert not _is_due(GroupSeen(at=time.time(), version="1", head=0), 60.0)
+    assert _is_due(ReportedGroupState(at=time.time() + 86_400, version="1", head=0), 60.0)
+    assert not _is_due(ReportedGroupState(at=time.time(), version="1", head=0), 60.0)
 
 
 def test_an_unknown_head_is_reported_and_counts_as_no_growth() -> None:
@@ -165,12 +170,12 @@ def test_an_unknown_head_is_reported_and_counts_as_no_growth() -> None:
 
     whole = ObservedGroup.of(heads(pb.OK, pb.OK), {})
     assert isinstance(whole.event(KEY, None, {}), dg.AssetMaterialization)
-    seen = whole.seen(None, said=True)
+    seen = whole.next_state(None, reported=True)
     partial = ObservedGroup.of(heads(pb.OK, pb.NO_JOURNAL_PRIMARY_BROKER), {})
     event = partial.event(KEY, seen, {})
     assert isinstance(event, dg.AssetObservation)
     assert event.metadata["dagster-coranto/unknown_journals"].value == 1
-    back = whole.event(KEY, partial.seen(seen, said=True), {})
+    back = whole.event(KEY, partial.next_state(seen, reported=True), {})
     assert isinstance(back, dg.AssetObservation)
 
 
@@ -294,12 +299,12 @@ def test_cursors_of_an_earlier_version_can_be_parsed() -> None:
         '{"__class__": "JournalObservationSensorCursor", "groups": {"g": {"__class__": "GroupSeen", "at": 1.5, '
         '"head": 3, "state": "s", "version": "v"}}}'
     )
-    wanted = JournalObservationSensorCursor(groups={"g": GroupSeen(at=1.5, head=3, state="s", version="v")})
+    wanted = JournalObservationSensorCursor(groups={"g": ReportedGroupState(at=1.5, head=3, state="s", version="v")})
     assert JournalObservationSensorCursor.parse(kept) == wanted
     assert JournalObservationSensorCursor.parse(wanted.to_text()) == wanted
     consumers = (
         '{"__class__": "ConsumerObservationSensorCursor", "consumers": {"c": {"__class__": "ConsumerSeen", '
         '"at": 1.5, "lag": 3, "version": "v"}}}'
     )
-    seen = ConsumerObservationSensorCursor(consumers={"c": ConsumerSeen(at=1.5, lag=3, version="v")})
+    seen = ConsumerObservationSensorCursor(consumers={"c": ReportedConsumerState(at=1.5, lag=3, version="v")})
     assert ConsumerObservationSensorCursor.model_validate_json(consumers) == seen
