@@ -24,7 +24,14 @@ from dagster_coranto.instance.underway import CONSUMER_TAG
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
 from dagster_coranto.resources.typed import resource_arguments, resource_of, resource_parameters
-from dagster_coranto.translation.options import AssetOptions, SpecOptions, filled, op_options, spec_options, with_deps
+from dagster_coranto.translation.options import (
+    AssetOptions,
+    SpecOptions,
+    op_options,
+    spec_options,
+    with_deps,
+    with_options,
+)
 from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
 
 _IDLE_SECONDS = 1.0
@@ -157,9 +164,12 @@ def spark_consumer_assets(
             settings=settings,
             sources=read,
             source_keys=source_keys,
-            tables=tuple(with_deps(filled(spec, added), source_keys) for spec in tables),
+            tables=tuple(with_deps(with_options(spec, added), source_keys) for spec in tables),
             outputs=tuple(
-                (with_deps(filled(build_group_spec(group, dagster_journal_translator), added), source_keys), group)
+                (
+                    with_deps(with_options(build_group_spec(group, dagster_journal_translator), added), source_keys),
+                    group,
+                )
                 for group in outputs
             ),
             mode=mode,

@@ -25,7 +25,7 @@ from dagster_coranto.translation.metadata import (
     vector_version,
 )
 from dagster_coranto.translation.sql_tables import table_facts
-from dagster_coranto.translation.vectors import keep_vector
+from dagster_coranto.translation.vectors import store_vector
 
 if TYPE_CHECKING:
     from coranto_consumers.spark.consumer.progress import ConsumeReport
@@ -121,7 +121,7 @@ class Consumption:
         grown = list(self._inputs.record(report.offsets))
         store = self._settings.store
         if isinstance(store, str):
-            keep_vector(store, self._settings.application.name, report.offsets)
+            store_vector(store, self._settings.application.name, report.offsets)
         for spec in self._definition.tables:
             if isinstance(store, str):
                 facts = table_facts(store, spec, count_rows=count_rows)

@@ -19,7 +19,7 @@ from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS
 from dagster_coranto.instance.requests import FollowUp, digest_of, unused_run_key
 from dagster_coranto.instance.underway import NamedJob, Target, runs_under_way
 from dagster_coranto.resources.journals import JournalResource
-from dagster_coranto.resources.typed import bound
+from dagster_coranto.resources.typed import initialize_resource
 
 _PLAIN_JOURNALS = 100
 
@@ -113,7 +113,7 @@ def build_journal_polling_sensor(
         description=f"Requests a run when journals {names} have grown, one at a time.",
     )
     def polling_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        resource = bound(journals)
+        resource = initialize_resource(journals)
         before = JournalPollingSensorCursor.parse(context.cursor)
         try:
             now = _present(resource, groups, before)

@@ -24,7 +24,7 @@ from dagster_coranto.translation.documents import Definitions, read_document
 from dagster_coranto.translation.iceberg_tables import iceberg_facts
 from dagster_coranto.translation.metadata import ConsumerMetadataSet, lag_table, offsets_metadata, vector_version
 from dagster_coranto.translation.metadata_set import TableMetadata
-from dagster_coranto.translation.options import AssetOptions, SpecOptions, filled, op_options, spec_options
+from dagster_coranto.translation.options import AssetOptions, SpecOptions, op_options, spec_options, with_options
 from dagster_coranto.translation.sql_tables import table_facts
 from dagster_coranto.translation.translator import DagsterJournalTranslator, JournalTranslatorData
 
@@ -148,7 +148,7 @@ def build_table_asset(
         deps=[translator.get_asset_spec(JournalTranslatorData(names.input.folder)).key] if names.input.folder else [],
         metadata=dict(TableMetadata(table_name=names.table)),
     )
-    spec = filled(change(made), added)
+    spec = with_options(change(made), added)
     definition = TableDefinition(table, names, spec, resource_key)
 
     @dg.multi_asset(

@@ -37,7 +37,7 @@ def run(
 
     The exit code is 0 if all claims hold, otherwise 1.
     """
-    from dagster_coranto.flights.materialize import forget
+    from dagster_coranto.flights.materialize import drop_recorded_data
     from dagster_coranto.flights.run import Demo, print_report
 
     configure_logging("warning")
@@ -47,7 +47,7 @@ def run(
     data_dir = data_dir.absolute()
     if fresh and data_dir.exists():
         with DirectoryLock(data_dir):
-            forget(data_dir)
+            drop_recorded_data(data_dir)
         shutil.rmtree(data_dir)
     try:
         outcome = Demo(data_dir, limit=limit, brokers=brokers, lake=lake, console=console).run()

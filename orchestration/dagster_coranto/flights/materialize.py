@@ -28,7 +28,7 @@ from coranto_flights.names import TABLE
 from dagster_coranto.flights.config import TRANSACTION_BYTES, store_url
 from dagster_coranto.resources.journals import JournalResource
 
-__all__ = ["Job", "consumer_name", "forget", "main", "materialize", "store_url"]
+__all__ = ["Job", "consumer_name", "drop_recorded_data", "main", "materialize", "store_url"]
 
 _PID: Final = "coranto/pid"
 _STARTED: Final = "coranto/process-start"
@@ -80,7 +80,7 @@ def materialize(job: Job, selection: Sequence[str] = (), *, log_level: str = "IN
     else:
         from dagster_coranto.flights.definitions import defs
 
-    remember(job, JournalResource().located_data_dir())
+    record_job(job, JournalResource().located_data_dir())
     keys = [dg.AssetKey.from_user_string(name) for name in selection]
     run_config = {**job.run_config, "loggers": {"console": {"config": {"log_level": log_level}}}}
     with dg.DagsterInstance.get() as instance:
@@ -107,8 +107,8 @@ def fail_abandoned_runs(instance: dg.DagsterInstance) -> list[str]:
     return abandoned
 
 
-def remember(job: Job, data_dir: Path) -> None:
-    """Record the job's store, consumer and table below `data_dir`, for `forget`. Passwords are not recorded."""
+def record_job(job: Job, data_dir: Path) -> None:
+    """Record the store, consumer and table of a job below `data_dir`, without passwords, for `drop_recorded_data`."""
     line = json.dumps({"store": SqlStore(store_url(data_dir)).name, "consumer": consumer_name(job), "table": job.table})
     path = data_dir / _KEPT
     known = path.read_text().splitlines() if path.exists() else []
@@ -116,7 +116,7 @@ def remember(job: Job, data_dir: Path) -> None:
         LocalDisk().write_atomic(path, "".join(f"{each}\n" for each in [*known, line]).encode())
 
 
-def forget(data_dir: Path) -> None:
+def drop_recorded_data(data_dir: Path) -> None:
     """Drop tables and checkpoints of earlier runs over the cluster in `data_dir` from the store of `store_url`.
 
     Call this before you remove `data_dir`: checkpoints of deleted journals are useless.

@@ -20,7 +20,7 @@ from dagster_coranto.instance.underway import CONSUMER_TAG
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import resource_of
 from dagster_coranto.translation.documents import Definitions
-from dagster_coranto.translation.options import AssetOptions, SpecOptions, filled, op_options, spec_options
+from dagster_coranto.translation.options import AssetOptions, SpecOptions, op_options, spec_options, with_options
 from dagster_coranto.translation.translator import DagsterJournalTranslator, JournalTranslatorData
 
 _KINDS: Final = {"files": "file", "postgres": "postgresql"}
@@ -145,7 +145,7 @@ def build_ingest_asset(
         "kinds": {_KINDS.get(names.kind, names.kind), *options.get("kinds", ())},
         "tags": {CONSUMER_TAG: names.name, **options.get("tags", {})},
     }
-    spec = filled(translator.get_asset_spec(JournalTranslatorData(names.stream)), added)
+    spec = with_options(translator.get_asset_spec(JournalTranslatorData(names.stream)), added)
     definition = IngestDefinition(file, names, spec.key, resource_key)
 
     @dg.multi_asset(

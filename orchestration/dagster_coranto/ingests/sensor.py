@@ -17,7 +17,7 @@ from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS
 from dagster_coranto.instance.requests import FollowUp, unused_run_key
 from dagster_coranto.instance.underway import NamedJob, Target, runs_under_way
 from dagster_coranto.resources.journals import JournalResource
-from dagster_coranto.resources.typed import bound
+from dagster_coranto.resources.typed import initialize_resource
 from dagster_coranto.translation.metadata import namespaced
 
 REPORT_SECONDS: Final = 60.0
@@ -83,7 +83,7 @@ def build_ingest_sensor(
     def ingest_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         before = IngestSensorCursor.model_validate_json(context.cursor) if context.cursor else IngestSensorCursor()
         try:
-            state = definition.state(bound(journals))
+            state = definition.state(initialize_resource(journals))
         except (ClusterError, Unavailable) as error:
             return dg.SkipReason(f"The lag is unknown: {error}")
         now, found, cursor = wall(), [], before

@@ -13,7 +13,7 @@ from coranto.errors import JournalNotFound
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import resource_arguments, resource_of, resource_parameters
 from dagster_coranto.translation.metadata import GroupMetadataSet, JournalRow, offsets_metadata, table, vector_version
-from dagster_coranto.translation.options import AssetOptions, filled, op_options, spec_options, with_deps
+from dagster_coranto.translation.options import AssetOptions, op_options, spec_options, with_deps, with_options
 from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
 
 _COLUMNS = {"journal": "string", "head_before": "int", "head": "int", "bytes": "int"}
@@ -60,8 +60,8 @@ def build_journal_group_asset(
     The data version is a digest of the vector of heads.
     """
     spec = build_group_spec(group, dagster_journal_translator)
-    spec = with_deps(filled(spec, spec_options(options)), deps)
-    spec = filled(spec, {"description": f"Journals {group.name}/…"})
+    spec = with_deps(with_options(spec, spec_options(options)), deps)
+    spec = with_options(spec, {"description": f"Journals {group.name}/…"})
 
     @dg.multi_asset(
         name=spec.key.to_python_identifier(),

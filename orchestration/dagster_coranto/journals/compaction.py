@@ -17,7 +17,7 @@ from dagster_coranto.instance.pool_slot import PoolSlot
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import resource_of
 from dagster_coranto.translation.metadata import JournalRow, offsets_metadata, table, vector_version
-from dagster_coranto.translation.options import AssetOptions, filled, op_options, spec_options
+from dagster_coranto.translation.options import AssetOptions, op_options, spec_options, with_options
 from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ def build_compaction_asset(
     """
     source = build_group_spec(group, dagster_journal_translator)
     spec = dg.AssetSpec([*source.key.path, "compacted"], deps=[source.key], group_name=source.group_name)
-    spec = filled(spec, {"kinds": {"parquet"}})
-    spec = filled(spec, spec_options(options))
-    spec = filled(spec, {"description": f"Committed messages of {group.name}/…, as Parquet files."})
+    spec = with_options(spec, {"kinds": {"parquet"}})
+    spec = with_options(spec, spec_options(options))
+    spec = with_options(spec, {"description": f"Committed messages of {group.name}/…, as Parquet files."})
     name = spec.key.to_python_identifier()
 
     @dg.multi_asset(name=name, specs=[spec], required_resource_keys={resource_key}, **op_options(options))

@@ -15,9 +15,9 @@ from coranto.client.groups import JournalGroup
 from coranto.errors import ClusterError, SqlStoreError, Unavailable
 from dagster_coranto.instance.underway import CONSUMER_TAG
 from dagster_coranto.resources.journals import JournalResource
-from dagster_coranto.resources.typed import bound
+from dagster_coranto.resources.typed import initialize_resource
 from dagster_coranto.translation.metadata import ConsumerMetadataSet, lag_table, offsets_metadata, vector_version
-from dagster_coranto.translation.options import SpecOptions, filled, with_deps
+from dagster_coranto.translation.options import SpecOptions, with_deps, with_options
 from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
 
 
@@ -74,7 +74,7 @@ def build_observed_consumer(
     tag = "".join(each if each.isalnum() or each in "._-" else "_" for each in name)
     added: SpecOptions = {**options, "tags": {CONSUMER_TAG: tag, **options.get("tags", {})}}
     specs = [*tables, *(build_group_spec(group, dagster_journal_translator) for group in outputs)]
-    return ObservedConsumer(name, offsets, groups, tuple(with_deps(filled(spec, added), deps) for spec in specs))
+    return ObservedConsumer(name, offsets, groups, tuple(with_deps(with_options(spec, added), deps) for spec in specs))
 
 
 class ReportedConsumerState(BaseModel, frozen=True):
@@ -118,14 +118,14 @@ def build_consumer_observation_sensor(
         kept = ConsumerObservationSensorCursor
         cursor = kept.model_validate_json(context.cursor) if context.cursor else None
         seen = dict(cursor.consumers) if cursor is not None else {}
-        resource = bound(journals)
+        resource = initialize_resource(journals)
         events: list[dg.AssetMaterialization | dg.AssetObservation] = []
         for each in consumers:
             before = seen.get(each.name)
             if before is not None and 0 <= wall() - before.at < report_seconds:
                 continue
             try:
-                offsets = bound(each.offsets).offsets(each.name)
+                offsets = initialize_resource(each.offsets).offsets(each.name)
                 heads = {
                     journal: at.head for group in each.sources for journal, at in resource.positions(group).items()
                 }

@@ -16,7 +16,7 @@ from coranto.errors import ClusterError, SqlStoreError, Unavailable
 from dagster_coranto.instance.tags import VERSION_TAG, growth_tags, last_tags
 from dagster_coranto.observation.consumers import OffsetsSource
 from dagster_coranto.resources.journals import JournalResource
-from dagster_coranto.resources.typed import bound
+from dagster_coranto.resources.typed import initialize_resource
 from dagster_coranto.translation.metadata import (
     SHOWN_JOURNALS,
     GroupMetadataSet,
@@ -93,8 +93,8 @@ def build_journal_observation_sensor(
         description="Reports heads, growth, lag and stored bytes of journals, from all their writers.",
     )
     def observation_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        resource = bound(journals)
-        stores = {consumer: bound(store) for consumer, store in (consumers or {}).items()}
+        resource = initialize_resource(journals)
+        stores = {consumer: initialize_resource(store) for consumer, store in (consumers or {}).items()}
         seen = dict(JournalObservationSensorCursor.parse(context.cursor).groups)
         events: list[dg.AssetMaterialization | dg.AssetObservation] = []
         due = [group for group in groups if _is_due(seen.get(group.name), report_seconds)]

@@ -44,6 +44,6 @@ def resource_of(resources: object, key: str, kind: type[T]) -> T:
     return found
 
 
-def bound(resource: T) -> T:
+def initialize_resource(resource: T) -> T:
     """Return a resource with its environment variables resolved, for use outside of runs, as in a sensor."""
     return resource.process_config_and_initialize() if isinstance(resource, dg.ConfigurableResource) else resource

@@ -10,7 +10,7 @@ from coranto.client import JournalClient
 from coranto.client.groups import JournalGroup
 from coranto.reconcile import SpecReconciler, tree_reconciler
 from dagster_coranto.resources.journals import JournalResource
-from dagster_coranto.specs.reconciling import OpenReconciler, SpecsText, applied, apply, drift, text_of
+from dagster_coranto.specs.reconciling import OpenReconciler, SpecsText, apply, apply_result, check_drift, text_of
 
 
 class JournalSpecsConfig(dg.Config):
@@ -56,7 +56,9 @@ def build_journal_specs_asset(
         journals: JournalResource = getattr(context.resources, resource_key)
         if config.prune and not prune_groups:
             raise dg.Failure("the run asks to prune, but the asset has no prune_groups", allow_retries=False)
-        return applied(apply(context.log, _opening(journals, specs, prune_groups if config.prune else ())))
+        return apply_result(
+            apply(context.log, _reconciler_opener(journals, specs, prune_groups if config.prune else ()))
+        )
 
     return journal_specs
 
@@ -81,18 +83,18 @@ def build_journal_specs_check(
     def journals_are_as_specified(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         """Compare journals with their specs' tree, and report the changes that applying it would make."""
         journals: JournalResource = getattr(context.resources, resource_key)
-        return drift(_opening(journals, specs, prune_groups, patient=False), blocking=blocking)
+        return check_drift(_reconciler_opener(journals, specs, prune_groups, patient=False), blocking=blocking)
 
     return journals_are_as_specified
 
 
-def _opening(
+def _reconciler_opener(
     journals: JournalResource, specs: SpecsText, prune: Sequence[JournalGroup], *, patient: bool = True
 ) -> OpenReconciler:
     @asynccontextmanager
-    async def opened() -> AsyncIterator[SpecReconciler]:
+    async def open_reconciler() -> AsyncIterator[SpecReconciler]:
         config = journals.client_config() if patient else journals.audit_config()
         async with JournalClient.of(config) as client:
             yield tree_reconciler(client, text_of(specs), prefix=journals.prefix, prune=prune)
 
-    return opened
+    return open_reconciler

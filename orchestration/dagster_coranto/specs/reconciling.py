@@ -55,21 +55,21 @@ def text_of(specs: SpecsText) -> str:
     return specs.read_text() if isinstance(specs, Path) else specs
 
 
-def compare(opened: OpenReconciler) -> SpecPlan:
+def compare(open_reconciler: OpenReconciler) -> SpecPlan:
     """Return the plan for a document, and change nothing."""
 
     async def work() -> SpecPlan:
-        async with opened() as reconciler:
+        async with open_reconciler() as reconciler:
             return await reconciler.plan()
 
     return run_blocking(work())
 
 
-def apply(log: dg.DagsterLogManager, opened: OpenReconciler) -> SpecPlan:
+def apply(log: dg.DagsterLogManager, open_reconciler: OpenReconciler) -> SpecPlan:
     """Apply a document, and return the steps. Logs each change and the progress."""
 
     async def work(report: Callable[[SpecPlan | Sequence[SpecStep]], None]) -> SpecPlan:
-        async with opened() as reconciler:
+        async with open_reconciler() as reconciler:
             plan = await reconciler.plan()
             report(plan)
             return await reconciler.apply(plan, report)
@@ -93,12 +93,12 @@ def apply(log: dg.DagsterLogManager, opened: OpenReconciler) -> SpecPlan:
         return run_reporting(work, show)
 
 
-def applied(plan: SpecPlan) -> dg.MaterializeResult[None]:
+def apply_result(plan: SpecPlan) -> dg.MaterializeResult[None]:
     """Return the result of a run that applied a document. The data version is the document's digest."""
     return dg.MaterializeResult(data_version=dg.DataVersion(plan.digest), metadata=plan_metadata(plan))
 
 
-def drift(opened: OpenReconciler, *, blocking: bool = False) -> dg.AssetCheckResult:
+def check_drift(open_reconciler: OpenReconciler, *, blocking: bool = False) -> dg.AssetCheckResult:
     """Return the result of a check: it warns if applying the document would change anything.
 
     Dagster stops downstream assets only for errors, so drift is an error for a `blocking` check. If the cluster does
@@ -106,7 +106,7 @@ def drift(opened: OpenReconciler, *, blocking: bool = False) -> dg.AssetCheckRes
     document.
     """
     try:
-        plan = compare(opened)
+        plan = compare(open_reconciler)
     except InvalidInput:
         raise
     except CorantoError as error:

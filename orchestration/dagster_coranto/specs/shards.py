@@ -11,7 +11,7 @@ from pydantic import Field
 from coranto.client import ClientConfig
 from coranto.labels import parse_selector
 from coranto.reconcile import SpecReconciler, at_any_revision
-from dagster_coranto.specs.reconciling import OpenReconciler, SpecsText, applied, apply, drift, text_of
+from dagster_coranto.specs.reconciling import OpenReconciler, SpecsText, apply, apply_result, check_drift, text_of
 
 CONSUMER_VARIABLE = "CORANTO_CONSUMER"
 
@@ -52,8 +52,8 @@ def build_shard_specs_asset(
     def shard_specs(context: dg.AssetExecutionContext, config: ShardSpecsConfig) -> dg.MaterializeResult[None]:
         if config.prune and not prune_selector:
             raise dg.Failure("the run asks to prune, but the asset has no prune_selector", allow_retries=False)
-        opened = _opening(specs, consumer, data_dir, prune_selector if config.prune else "")
-        return applied(apply(context.log, opened))
+        open_reconciler = _reconciler_opener(specs, consumer, data_dir, prune_selector if config.prune else "")
+        return apply_result(apply(context.log, open_reconciler))
 
     return shard_specs
 
@@ -77,12 +77,12 @@ def build_shard_specs_check(
     @dg.asset_check(asset=asset, name=name, blocking=blocking)
     def shards_are_as_specified() -> dg.AssetCheckResult:
         """Compare shards with their specs' document, and report the changes that applying it would make."""
-        return drift(_opening(specs, consumer, data_dir, prune_selector), blocking=blocking)
+        return check_drift(_reconciler_opener(specs, consumer, data_dir, prune_selector), blocking=blocking)
 
     return shards_are_as_specified
 
 
-def _opening(specs: SpecsText, consumer: str, data_dir: str, prune: str) -> OpenReconciler:
+def _reconciler_opener(specs: SpecsText, consumer: str, data_dir: str, prune: str) -> OpenReconciler:
     # Imported here, because it imports numpy and SQLAlchemy, which loading definitions does not need.
     from coranto_consumers.runtime.client import ShardClient
     from coranto_consumers.runtime.discovery import find_consumer
@@ -90,7 +90,7 @@ def _opening(specs: SpecsText, consumer: str, data_dir: str, prune: str) -> Open
     from coranto_consumers.runtime.shard_set import parse_shards
 
     @asynccontextmanager
-    async def opened() -> AsyncIterator[SpecReconciler]:
+    async def open_reconciler() -> AsyncIterator[SpecReconciler]:
         wanted = at_any_revision(parse_shards(text_of(specs)))
         endpoint = consumer or os.environ.get(CONSUMER_VARIABLE, "")
         endpoint = endpoint or await find_consumer(Path(data_dir) if data_dir else None)
@@ -98,4 +98,4 @@ def _opening(specs: SpecsText, consumer: str, data_dir: str, prune: str) -> Open
         async with ShardClient(ClientConfig.from_environment(endpoint)) as client:
             yield SpecReconciler(SHARDS, ShardSpecs(client), wanted, source="the document of shards", prune=selector)
 
-    return opened
+    return open_reconciler

@@ -53,7 +53,7 @@ def _chosen(options: Mapping[str, Any], of: type) -> dict[str, Any]:
     return {name: options[name] for name in of.__annotations__ if name in options}
 
 
-def filled(spec: dg.AssetSpec, options: SpecOptions) -> dg.AssetSpec:
+def with_options(spec: dg.AssetSpec, options: SpecOptions) -> dg.AssetSpec:
     """Return a spec with options in its empty fields, and with their owners, tags and kinds added."""
     added_tags = {name: value for name, value in options.get("tags", {}).items() if name not in spec.tags}
     added_owners = [owner for owner in options.get("owners", ()) if owner not in spec.owners]

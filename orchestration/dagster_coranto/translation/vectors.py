@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dagster_coranto.translation.metadata import SHOWN_JOURNALS
 
 
-def keep_vector(
+def store_vector(
     store_url: str, consumer: str, ends: Mapping[str, int], begins: Mapping[str, int] | None = None
 ) -> None:
     """Store a consumer's offsets if they are too many for metadata, so that `AsOf` finds them. Raises SqlStoreError."""

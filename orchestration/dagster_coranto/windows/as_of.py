@@ -17,7 +17,7 @@ from coranto.offsets import JournalOffset, offset_of_json, vector_to_json
 from coranto.telemetry import amount
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.sql_store import SqlStoreResource
-from dagster_coranto.resources.typed import bound
+from dagster_coranto.resources.typed import initialize_resource
 from dagster_coranto.translation.metadata import ConsumerMetadataSet, WindowMetadataSet, vector_version
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class AsOf(Moment):
         """
         if at.tzinfo is None:
             raise InvalidInput(f"{at} has no time zone, such as datetime.UTC", field="time")
-        with bound(journals).client() as client:
+        with initialize_resource(journals).client() as client:
             return cls.offsets(client.moment(selector, at.timestamp()).ends)
 
     @classmethod
@@ -84,7 +84,7 @@ class AsOf(Moment):
     @classmethod
     def checkpoint(cls, store: SqlStoreResource, consumer: str) -> Self:
         """Return the content of a consumer's committed checkpoint. Raises InvalidInput if there is none."""
-        found = bound(store).offsets(consumer)
+        found = initialize_resource(store).offsets(consumer)
         if found is None:
             raise InvalidInput(f"consumer {consumer!r} has no checkpoint in the store", field="consumer")
         return cls.offsets(found)
@@ -98,7 +98,9 @@ class AsOf(Moment):
         """
         from coranto_consumers.stores.windows import WindowLog
 
-        spans = find([each.window for each in WindowLog(bound(store).store(), consumer).load()], name).spans
+        spans = find(
+            [each.window for each in WindowLog(initialize_resource(store).store(), consumer).load()], name
+        ).spans
         ends = {journal: JournalOffset(span.end, span.journal_id) for journal, span in spans.items()}
         return cls.offsets(ends, {journal: span.begin for journal, span in spans.items()})
 
@@ -131,7 +133,7 @@ class AsOf(Moment):
             )
         from coranto_consumers.stores.vectors import MAX_VECTOR_BYTES, VectorLog
 
-        kept = VectorLog(bound(store).store()).find(version)
+        kept = VectorLog(initialize_resource(store).store()).find(version)
         if kept is None:
             raise InvalidInput(
                 f"the store has no offsets {version}: it is not the consumer's, or has dropped them, as it keeps "

@@ -18,12 +18,19 @@ from dagster_coranto.instance.underway import Target, backfill_under_way, runs_u
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
 from dagster_coranto.resources.sql_store import SqlStoreResource
-from dagster_coranto.resources.typed import bound, resource_arguments, resource_of, resource_parameters
+from dagster_coranto.resources.typed import initialize_resource, resource_arguments, resource_of, resource_parameters
 from dagster_coranto.translation.metadata import WindowMetadataSet, offsets_metadata, table, vector_version
-from dagster_coranto.translation.options import AssetOptions, SpecOptions, filled, op_options, spec_options, with_deps
+from dagster_coranto.translation.options import (
+    AssetOptions,
+    SpecOptions,
+    op_options,
+    spec_options,
+    with_deps,
+    with_options,
+)
 from dagster_coranto.translation.sql_tables import table_facts
 from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
-from dagster_coranto.translation.vectors import keep_vector
+from dagster_coranto.translation.vectors import store_vector
 from dagster_coranto.windows.turns import materialize_in_turn, turns_of
 
 if TYPE_CHECKING:
@@ -98,7 +105,8 @@ def build_windowed_consumer(
     )
     added: SpecOptions = {**spec_options(options), "kinds": {"spark", *options.get("kinds", ())}}
     specs = tuple(
-        with_deps(filled(spec, added), [windows.key]).replace_attributes(partitions_def=partitions) for spec in tables
+        with_deps(with_options(spec, added), [windows.key]).replace_attributes(partitions_def=partitions)
+        for spec in tables
     )
 
     @dg.multi_asset(
@@ -153,7 +161,7 @@ class WindowStep:
         except Fenced as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         window = report.window
-        keep_offsets(chosen.database_url, self.name, window)
+        store_offsets(chosen.database_url, self.name, window)
         if window.name != context.partition_key:
             context.log.info(f"Window {context.partition_key} was merged into {window.name}, which was read.")
         for spec in self.specs:
@@ -205,7 +213,7 @@ def build_window_sensor(
         from coranto_consumers.stores.window_growth import grow, stored_times
         from coranto_consumers.stores.windows import WindowLog
 
-        cluster, url = bound(journals), bound(store).url_with_password()
+        cluster, url = initialize_resource(journals), initialize_resource(store).url_with_password()
         there = set(context.instance.get_dynamic_partitions(_name_of(consumer.partitions_def)))
         try:
             with cluster.client() as client:
@@ -221,7 +229,7 @@ def build_window_sensor(
             return dg.SkipReason(str(error))  # Another daemon has changed the windows first.
         for each in known:
             if each.materialized is not None and each.window.name not in there:
-                keep_offsets(url, consumer.name, each.window)
+                store_offsets(url, consumer.name, each.window)
         waiting = [each.window.name for each in known if each.materialized is None]
         return partitions_result(
             consumer,
@@ -323,12 +331,12 @@ def window_metadata(
     )
 
 
-def keep_offsets(store_url: str, consumer: str, window: Window) -> None:
+def store_offsets(store_url: str, consumer: str, window: Window) -> None:
     """Store a window's offsets if they are too many for metadata. Raises SqlStoreError."""
     spans = window.spans.items()
     begins = {journal: span.begin for journal, span in spans}
     ends = {journal: JournalOffset(span.end, span.journal_id) for journal, span in spans}
-    keep_vector(store_url, consumer, ends, begins)
+    store_vector(store_url, consumer, ends, begins)
 
 
 def _event(key: dg.AssetKey, window: Window, metadata: dict[str, Any]) -> dg.AssetMaterialization:

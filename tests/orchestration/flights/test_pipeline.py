@@ -23,7 +23,7 @@ from coranto_flights.data import ALERT_COLUMNS, expected_alerts, expected_carrie
 from coranto_flights.lake import prove_lake
 from dagster_coranto import JournalResource
 from dagster_coranto.flights.definitions import EVENTS, defs
-from dagster_coranto.flights.materialize import Job, consumer_name, forget, materialize, store_url
+from dagster_coranto.flights.materialize import Job, consumer_name, drop_recorded_data, materialize, store_url
 from dagster_coranto.translation.metadata import vector_version
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -173,7 +173,7 @@ def test_forget_drops_only_tables_and_checkpoints_of_this_cluster(restored: Path
     materialized, store = restored, SqlStore(store_url(restored))
     kept = store.raise_fence("somebody-elses")
     assert store.read(consumer_name(FIRST)) is not None
-    forget(materialized)
+    drop_recorded_data(materialized)
     assert store.read(consumer_name(FIRST)) is None
     assert not sa.inspect(store.engine).has_table("carrier_delays")
     assert store.read("somebody-elses") == kept

@@ -39,7 +39,7 @@ from dagster_coranto.translation.metadata import (
     offsets_metadata,
     vector_version,
 )
-from dagster_coranto.windows.assets import keep_offsets, window_metadata, window_version
+from dagster_coranto.windows.assets import store_offsets, window_metadata, window_version
 from tests.orchestration.instances import new_instance
 from tests.orchestration.revenue import ORDERS, RevenueByWindow
 from tests.orchestration.staleness import status
@@ -338,7 +338,7 @@ def test_as_of_a_window_of_300_journals_has_all_of_them(shop: Shop) -> None:
 
     @dg.asset
     def by_window() -> dg.MaterializeResult[None]:
-        keep_offsets(shop.store.url_with_password(), windowed.name, window)
+        store_offsets(shop.store.url_with_password(), windowed.name, window)
         return dg.MaterializeResult(
             data_version=window_version(window), metadata=window_metadata(window, WindowReport(window, 1, 1, 1))
         )
