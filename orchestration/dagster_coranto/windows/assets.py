@@ -31,7 +31,7 @@ from dagster_coranto.translation.options import (
 from dagster_coranto.translation.sql_tables import table_facts
 from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
 from dagster_coranto.translation.vectors import store_vector
-from dagster_coranto.windows.turns import materialize_in_turn, turns_of
+from dagster_coranto.windows.pools import materialize_exclusively, slot_factory
 
 if TYPE_CHECKING:
     from coranto_consumers.spark.consumer.windows import WindowReport
@@ -82,7 +82,7 @@ def build_windowed_consumer(
     are not used.
 
     Runs of one window take turns, however they were launched: a later one waits until the earlier one has ended, and
-    then replaces the rows again. They wait in pools of Dagster (`windows.turns`).
+    then replaces the rows again. They wait in pools of Dagster (`windows.pools`).
 
     `build_window_sensor` adds partitions as journals grow. A run of a merged partition materialises the larger window.
     Metadata: WindowMetadataSet, and facts of the table. The data version is a digest of the window's offsets.
@@ -157,7 +157,7 @@ class WindowStep:
             name=self.name,
         )
         try:
-            report = materialize_in_turn(consumer, context.partition_key, turns_of(context))
+            report = materialize_exclusively(consumer, context.partition_key, slot_factory(context))
         except Fenced as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         window = report.window
@@ -214,7 +214,7 @@ def build_window_sensor(
         from coranto_consumers.stores.windows import WindowLog
 
         cluster, url = initialize_resource(journals), initialize_resource(store).url_with_password()
-        there = set(context.instance.get_dynamic_partitions(_name_of(consumer.partitions_def)))
+        existing = set(context.instance.get_dynamic_partitions(_name_of(consumer.partitions_def)))
         try:
             with cluster.client() as client:
                 known = grow(
@@ -224,17 +224,17 @@ def build_window_sensor(
                     window_bytes=window_bytes,
                     max_windows=max_windows,
                 )
-                times = stored_times(client, [each.window for each in known if each.window.name not in there])
+                times = stored_times(client, [each.window for each in known if each.window.name not in existing])
         except Fenced as error:
             return dg.SkipReason(str(error))  # Another daemon has changed the windows first.
         for each in known:
-            if each.materialized is not None and each.window.name not in there:
+            if each.materialized is not None and each.window.name not in existing:
                 store_offsets(url, consumer.name, each.window)
         waiting = [each.window.name for each in known if each.materialized is None]
         return partitions_result(
             consumer,
             known,
-            there,
+            existing,
             times,
             requested_runs(context, consumer, sensor_name, waiting, minimum_interval_seconds) if launch else [],
         )
@@ -272,17 +272,17 @@ def requested_runs(
 def partitions_result(
     consumer: WindowedConsumer,
     known: "Sequence[KnownWindow]",
-    there: Set[str],
+    existing: Set[str],
     times: Mapping[str, tuple[float, float]],
     runs: Sequence[dg.RunRequest],
 ) -> dg.SensorResult | dg.SkipReason:
-    """Return the changes that align Dagster's partitions, now `there`, with the SQL store.
+    """Return the changes that align Dagster's partitions, now `existing`, with the SQL store.
 
     `times` has the stored times of the new windows, by name.
     """
     names = {each.window.name for each in known}
-    added = [each for each in known if each.window.name not in there]
-    gone = sorted(there - names)
+    added = [each for each in known if each.window.name not in existing]
+    gone = sorted(existing - names)
     if not added and not gone and not runs:
         return dg.SkipReason("No window was added.")
     requests: list[Any] = []

@@ -41,12 +41,12 @@ class Work:
         self.waits += 1
         time.sleep(0.01)
 
-    def turn(self) -> PoolSlot:
+    def slot(self) -> PoolSlot:
         run = create_run_for_test(self.instance, status=DagsterRunStatus.STARTED)
         return PoolSlot(self.instance, run.run_id, POOL, self.said.append, wait=self.wait)
 
     def work(self) -> bool:
-        with self.turn():
+        with self.slot():
             with self.lock:
                 self.working += 1
                 self.most = max(self.most, self.working)
@@ -108,9 +108,9 @@ def test_an_existing_limit_is_kept(work: Work) -> None:
 
 
 def test_a_failed_step_releases_its_slot(work: Work) -> None:
-    with pytest.raises(RuntimeError), work.turn():
+    with pytest.raises(RuntimeError), work.slot():
         raise RuntimeError("no")
-    with work.turn():
+    with work.slot():
         pass
     assert not work.waits
 
@@ -121,7 +121,7 @@ def test_a_step_stopped_while_waiting_leaves_the_queue(work: Work) -> None:
     def stop(seconds: float) -> None:
         raise Stopped
 
-    with work.turn():
+    with work.slot():
         run = create_run_for_test(work.instance, status=DagsterRunStatus.STARTED)
         waiting = PoolSlot(work.instance, run.run_id, POOL, work.said.append, wait=stop)
         with pytest.raises(Stopped), waiting:
@@ -144,7 +144,7 @@ def test_a_step_stopped_while_waiting_leaves_the_queue(work: Work) -> None:
 )
 def test_an_ended_or_silent_run_loses_its_slot(work: Work, status: DagsterRunStatus, tags: dict[str, str]) -> None:
     work.held_by_run(status, **tags)
-    with work.turn():
+    with work.slot():
         pass
 
 
@@ -193,7 +193,7 @@ def test_a_step_that_dagster_does_not_assign_is_queued_again(work: Work) -> None
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(type(storage), "add_pending_step", add_unchosen)
-        with work.turn():
+        with work.slot():
             pass
     assert calls == 2
 
@@ -201,7 +201,7 @@ def test_a_step_that_dagster_does_not_assign_is_queued_again(work: Work) -> None
 def test_a_storage_without_pools_does_not_limit_steps() -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         work = Work(instance)
-        with work.turn(), work.turn():
+        with work.slot(), work.slot():
             pass
 
 

@@ -23,7 +23,7 @@ from coranto_consumers.spark.consumer.windows import WindowConsumer, WindowRepor
 from coranto_consumers.stores.window_growth import grow
 from coranto_consumers.stores.windows import WindowLog
 from dagster_coranto import JournalResource, SqlStoreResource
-from dagster_coranto.windows.turns import POOLS, materialize_in_turn, pool_of
+from dagster_coranto.windows.pools import POOLS, materialize_exclusively, pool_of
 from tests.orchestration.instances import new_instance
 from tests.orchestration.revenue import BY_WINDOW, ORDERS
 
@@ -36,16 +36,16 @@ def numbered(first: int, last: int = 0) -> Window:
 
 
 class Windows:
-    """Windows that can be merged at any time, and a record of materialisations with their turns."""
+    """Windows that can be merged at any time, and a record of materialisations with their pools."""
 
     name = "revenue"
 
     def __init__(self, *windows: Window) -> None:
         self.windows = list(windows)
-        self.turn = ""
-        self.turns: list[str] = []
+        self.slot = ""
+        self.pools: list[str] = []
         self.done: list[tuple[str, str]] = []
-        self.before_turn: Callable[[], None] = lambda: None
+        self.before_slot: Callable[[], None] = lambda: None
         self.before_commit: Callable[[], None] = lambda: None
 
     def window(self, name: str) -> Window:
@@ -56,34 +56,34 @@ class Windows:
         self.before_commit()
         if window not in self.windows:
             raise Fenced("was merged")
-        self.done.append((name, self.turn))
+        self.done.append((name, self.slot))
         return WindowReport(window, 1, 1, 1)
 
     @contextmanager
-    def in_turn(self, pool: str) -> Iterator[None]:
-        self.before_turn()
-        assert not self.turn, "a run holds one slot at a time, to prevent deadlocks"
-        self.turn = pool
-        self.turns.append(pool)
+    def new_slot(self, pool: str) -> Iterator[None]:
+        self.before_slot()
+        assert not self.slot, "a run holds one slot at a time, to prevent deadlocks"
+        self.slot = pool
+        self.pools.append(pool)
         try:
             yield
         finally:
-            self.turn = ""
+            self.slot = ""
 
     def merge(self) -> None:
         self.windows = [numbered(1, 4)]
 
     def run(self, name: str) -> Window:
-        return materialize_in_turn(cast(WindowConsumer, self), name, self.in_turn).window
+        return materialize_exclusively(cast(WindowConsumer, self), name, self.new_slot).window
 
 
-def test_a_window_merged_while_its_run_waits_or_works_uses_the_turn_of_the_larger() -> None:
+def test_a_window_merged_while_its_run_waits_or_works_uses_the_slot_of_the_larger() -> None:
     larger = pool_of("revenue", numbered(1))
     waiting = Windows(numbered(1, 2), numbered(3, 4))
-    waiting.before_turn = waiting.merge
+    waiting.before_slot = waiting.merge
     assert waiting.run("00000003").name == "00000001-00000004"
     assert waiting.done == [("00000001-00000004", larger)]
-    assert waiting.turns == [pool_of("revenue", numbered(3)), larger]
+    assert waiting.pools == [pool_of("revenue", numbered(3)), larger]
 
     working = Windows(numbered(1, 2), numbered(3, 4))
     working.before_commit = working.merge
@@ -93,7 +93,7 @@ def test_a_window_merged_while_its_run_waits_or_works_uses_the_turn_of_the_large
     for same in (Windows(numbered(1, 2), numbered(3, 4)), Windows(numbered(1), numbered(2, 4))):
         same.before_commit = same.merge
         assert same.run("00000001").name == "00000001-00000004"
-        assert same.turns == [larger, larger]
+        assert same.pools == [larger, larger]
 
 
 def test_a_run_overtaken_by_another_one_outside_of_dagster_fails() -> None:
@@ -104,7 +104,7 @@ def test_a_run_overtaken_by_another_one_outside_of_dagster_fails() -> None:
     windows.before_commit = overtaken
     with pytest.raises(Fenced, match="another run of the window"):
         windows.run("00000002")
-    assert windows.turns == [pool_of("revenue", numbered(2))]
+    assert windows.pools == [pool_of("revenue", numbered(2))]
     with pytest.raises(InvalidInput):
         windows.run("00000009")
 
@@ -208,10 +208,10 @@ def test_concurrent_runs_of_a_window_count_it_once_even_if_the_first_is_killed(
                 process.kill()
                 process.wait()
         finished = [line for line in notes.read_text().splitlines() if "starts" not in line and "blocked" not in line]
-        turns = [line.split()[1] for line in finished if line.startswith("begin")]
+        order = [line.split()[1] for line in finished if line.startswith("begin")]
         said = "".join((tmp_path / f"{role}.log").read_text(errors="replace")[-4000:] for role in waiting)
-        assert finished == [f"{what} {role}" for role in turns for what in ("begin", "success")], said
-        assert sorted(turns) == sorted(waiting)
+        assert finished == [f"{what} {role}" for role in order for what in ("begin", "success")], said
+        assert sorted(order) == sorted(waiting)
         statuses = [run.status for run in instance.get_runs()]
         assert statuses.count(DagsterRunStatus.SUCCESS) == len(waiting)
         assert instance.get_materialized_partitions(dg.AssetKey("revenue_by_window")) == {"00000001"}

@@ -28,15 +28,15 @@ def pool_of(consumer: str, window: Window) -> str:
     return f"coranto_{consumer}_windows_{window.first % POOLS:02}"
 
 
-def turns_of(context: dg.AssetExecutionContext) -> Callable[[str], PoolSlot]:
+def slot_factory(context: dg.AssetExecutionContext) -> Callable[[str], PoolSlot]:
     """Return the function that creates a run's slot in a pool."""
     return lambda pool: PoolSlot(context.instance, context.run.run_id, pool, context.log.info)
 
 
-def materialize_in_turn(
-    consumer: WindowConsumer, name: str, turn: Callable[[str], AbstractContextManager[object]]
+def materialize_exclusively(
+    consumer: WindowConsumer, name: str, new_slot: Callable[[str], AbstractContextManager[object]]
 ) -> WindowReport:
-    """Materialise a window while no other run does. `turn` waits for a slot in a pool and holds it.
+    """Materialise a window while no other run does. `new_slot` returns a context that holds a slot in a pool.
 
     If the window is merged in the meantime, this waits for a slot of the larger window. Raises the errors of
     `WindowConsumer.materialize`, including Fenced if a run outside Dagster, or a run that was presumed dead,
@@ -45,7 +45,7 @@ def materialize_in_turn(
     window = consumer.window(name)
     while True:
         pool = pool_of(consumer.name, window)
-        with turn(pool):
+        with new_slot(pool):
             window = consumer.window(name)
             if pool_of(consumer.name, window) != pool:
                 continue
