@@ -39,7 +39,7 @@ _PASSWORDS: Final = {
 }
 """The values of `auth` in extra, and the environment variables that the password replaces."""
 
-_PLACES: Final = {
+_VARIABLE_FIELDS: Final = {
     **{f"${variable}": f"{name} in the connection's extra" for name, variable in _EXTRA.items() if variable},
     "$CORANTO_AUTH_TOKEN": "the connection's password",
     "$CORANTO_AUTH_KEYS": "the connection's password with auth = keys in its extra",
@@ -65,10 +65,10 @@ def how_to_define(conn_id: str) -> str:
     )
 
 
-def in_airflow(text: str) -> str:
+def with_connection_fields(text: str) -> str:
     """Return an error text with the names of Airflow connection fields instead of environment variables."""
-    for name, place in _PLACES.items():
-        text = text.replace(name, place)
+    for name, field_name in _VARIABLE_FIELDS.items():
+        text = text.replace(name, field_name)
     return text
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
-from airflow_coranto.connection import in_airflow
+from airflow_coranto.connection import with_connection_fields
 from coranto.errors import CorantoError
 from coranto.extras import explained
 
@@ -18,7 +18,9 @@ def airflow_errors() -> Iterator[None]:
     try:
         yield
     except CorantoError as error:
-        raise (AirflowFailException if error.permanent else AirflowException)(in_airflow(str(error))) from error
+        raise (AirflowFailException if error.permanent else AirflowException)(
+            with_connection_fields(str(error))
+        ) from error
     except ModuleNotFoundError as error:
         raise AirflowFailException(f"{explained(error)}, on the workers") from error
 

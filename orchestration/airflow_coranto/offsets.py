@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MARK: Final = "coranto_watcher"
 """The key in an event's payload for the name of its watcher's variable."""
-Kept = dict[str, list[int | str]]
+StoredPositions = dict[str, list[int | str]]
 """Stored positions by journal: the journal's create revision in etcd, its head, and its id if known."""
 
 
@@ -29,7 +29,7 @@ class StoredEvent:
 
     event: str
     """The event's id; before the first event, an id of the initial state."""
-    positions: Kept
+    positions: StoredPositions
     """The positions after the event."""
     since: Mapping[str, int] = field(default_factory=dict)
     """The offsets where the event's new content begins."""
@@ -53,7 +53,7 @@ class StoredEvent:
         try:
             stored = json.loads(text)
             early = not isinstance(stored.get("positions"), dict)
-            positions = to_kept(from_kept(stored if early else stored["positions"]))
+            positions = to_stored(from_stored(stored if early else stored["positions"]))
             if early:
                 return cls("", positions)
             since = vector_of_json(stored["since"], "since")
@@ -65,17 +65,17 @@ class StoredEvent:
             ) from error
 
 
-def to_kept(positions: Mapping[str, JournalPosition]) -> Kept:
+def to_stored(positions: Mapping[str, JournalPosition]) -> StoredPositions:
     """Return positions in their stored form."""
     return {journal: at.kept for journal, at in positions.items()}
 
 
-def from_kept(kept: Mapping[str, Any]) -> dict[str, JournalPosition]:
+def from_stored(stored: Mapping[str, Any]) -> dict[str, JournalPosition]:
     """Return positions from their stored form. Raises InvalidInput."""
     from coranto.client.positions import JournalPosition
 
     try:
-        return {str(journal): JournalPosition.of_kept(at) for journal, at in kept.items()}
+        return {str(journal): JournalPosition.of_kept(at) for journal, at in stored.items()}
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise InvalidInput("these are not positions of journals", field="positions") from error
 
@@ -93,11 +93,11 @@ def variable_name(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{MARK}.{re.sub(r'[^A-Za-z0-9._-]', '_', str(arguments.get('group', '')))}.{digest}"
 
 
-def watched(extra: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def watcher_payload(extra: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the payload of a watcher's new event from the extra of an asset event; None for other events.
 
-    A settled event is not new. The variable's name always starts with `MARK`, so events of other programs cannot change
-    other variables.
+    A reconciled event is not new. The variable's name always starts with `MARK`, so events of other programs cannot
+    change other variables.
     """
     payload = (extra or {}).get("payload")
     if not isinstance(payload, Mapping):
@@ -141,14 +141,14 @@ def event_of(
         "bytes": grown,
         "since": vector_to_json(begins_of(now, before)),
         "heads": vector_to_json(heads_of(now)),
-        "positions": to_kept(now),
+        "positions": to_stored(now),
         "event": new_event_id(),
         "after": after,
         MARK: variable,
     }
 
 
-def behind(beyond: Mapping[str, int], now: Mapping[str, JournalPosition]) -> dict[str, JournalPosition]:
+def positions_at(beyond: Mapping[str, int], now: Mapping[str, JournalPosition]) -> dict[str, JournalPosition]:
     """Return the positions at offsets, for the journals that exist."""
     from coranto.client.positions import JournalPosition
 
@@ -186,7 +186,7 @@ def new_event_id() -> str:
     return uuid.uuid4().hex
 
 
-def settle(payload: Mapping[str, Any], stored: StoredEvent | None) -> tuple[dict[str, Any], StoredEvent]:
+def reconcile_event(payload: Mapping[str, Any], stored: StoredEvent | None) -> tuple[dict[str, Any], StoredEvent]:
     """Return the payload to store after the last stored event, and the watcher's next state.
 
     An event's `after` is the last event that its watcher knows. If another event was stored since, two watchers are
@@ -202,20 +202,20 @@ def settle(payload: Mapping[str, Any], stored: StoredEvent | None) -> tuple[dict
         return _with(payload, announced), announced
     from coranto.client.positions import begins_of, grown_bytes
 
-    before, now = from_kept(stored.positions), from_kept(positions)
+    before, now = from_stored(stored.positions), from_stored(positions)
     latest = dict(before)
     for journal, at in now.items():
         known = before.get(journal, at)
         latest[journal] = max(at, known, key=lambda each: (each.create_revision, each.head))
-    moved = StoredEvent(event, to_kept(latest), begins_of(latest, before), grown_bytes(latest, before))
+    moved = StoredEvent(event, to_stored(latest), begins_of(latest, before), grown_bytes(latest, before))
     return _with(payload, moved), moved
 
 
 def _with(payload: Mapping[str, Any], stored: StoredEvent) -> dict[str, Any]:
-    """Return the payload to store. It has no `after`, which only unsettled events have."""
+    """Return the payload to store. It has no `after`, which only new events have."""
     kept = {name: value for name, value in payload.items() if name != "after"}
     from coranto.client.positions import heads_of
 
-    heads = vector_to_json(heads_of(from_kept(stored.positions)))
+    heads = vector_to_json(heads_of(from_stored(stored.positions)))
     positions = {"since": vector_to_json(stored.since), "heads": heads, "positions": stored.positions}
     return {**kept, **positions, "bytes": stored.grown}

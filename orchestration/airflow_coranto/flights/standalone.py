@@ -108,11 +108,11 @@ class AirflowStandalone(LocalService):
             raise ClusterError(f"Airflow's database cannot be created:\n{made.stderr[-2000:]}")
         self._port = free_port(self._port)  # Another process may have taken it in the meantime.
         for name in _COMMANDS:
-            self.start_part(name)
+            self.start_process(name)
         ready = partial(self._answers, "/api/v2/monitor/health")
         wait_ready(self._children["api-server"], ready, timeout_seconds=_READY_SECONDS, cancelled=lambda: False)
 
-    def start_part(self, name: str) -> ChildProcess:
+    def start_process(self, name: str) -> ChildProcess:
         """Start one process: api-server, scheduler, dag-processor or triggerer."""
         arguments = list(_COMMANDS[name])
         if name == "api-server":
@@ -126,7 +126,7 @@ class AirflowStandalone(LocalService):
         )
         return self._children[name]
 
-    def part(self, name: str) -> ChildProcess:
+    def process(self, name: str) -> ChildProcess:
         """Return a process by its name."""
         return self._children[name]
 

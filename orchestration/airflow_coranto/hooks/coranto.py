@@ -11,7 +11,7 @@ from airflow_coranto.connection import (
     DEFAULT_CONNECTION,
     ConnectionFields,
     how_to_define,
-    in_airflow,
+    with_connection_fields,
 )
 from airflow_coranto.get_provider_info import CONNECTION_FIELDS, FIELD_BEHAVIOUR
 from coranto.errors import CorantoError
@@ -92,7 +92,7 @@ class CorantoHook(BaseHook):
             with self.get_conn() as client:
                 return True, f"the cluster has {len(client.list().journals)} journals"
         except CorantoError as error:
-            return False, in_airflow(str(error))
+            return False, with_connection_fields(str(error))
 
 
 def _fields(connection: Any) -> ConnectionFields:

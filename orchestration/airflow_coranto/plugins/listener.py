@@ -3,7 +3,7 @@
 The triggerer stores an event and calls the listener before it commits, in its process with database access. The
 listener writes the event's positions to the watcher's variable in the same transaction. So the variable always has the
 end of the last stored event, even after a crash: no byte is missing from events. No byte is in two events either: if
-two watchers are active, the later event is stored as growth beyond the last stored event (see `offsets.settle`).
+two watchers are active, the later event is stored as growth beyond the last stored event (`offsets.reconcile_event`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 from airflow.providers.common.compat.sdk import hookimpl
 
-from airflow_coranto.offsets import MARK, StoredEvent, settle, watched
+from airflow_coranto.offsets import MARK, StoredEvent, reconcile_event, watcher_payload
 from airflow_coranto.variables import DESCRIPTION
 from coranto.errors import InvalidInput
 
 
 @hookimpl
 def on_asset_changed(asset: Any) -> None:
-    """Settle the asset events in the open transaction, and store their positions."""
+    """Reconcile the asset events in the open transaction, and store their positions."""
     from airflow import settings
     from airflow.models.asset import AssetEvent
     from airflow.models.variable import Variable
@@ -30,14 +30,14 @@ def on_asset_changed(asset: Any) -> None:
     session = sessions()
     stored: list[Any] = [each for each in session if isinstance(each, AssetEvent)]
     for event in stored:
-        if (payload := watched(event.extra)) is not None:
+        if (payload := watcher_payload(event.extra)) is not None:
             row = _row(session, payload[MARK])
-            settled, kept = settle(payload, _stored(row))
-            event.extra = {**(event.extra or {}), "payload": settled}
+            reconciled, state = reconcile_event(payload, _stored(row))
+            event.extra = {**(event.extra or {}), "payload": reconciled}
             if row is not None:
-                row.set_val(kept.to_json())
+                row.set_val(state.to_json())
             else:
-                Variable.set(payload[MARK], kept.to_json(), description=DESCRIPTION, session=session)
+                Variable.set(payload[MARK], state.to_json(), description=DESCRIPTION, session=session)
 
 
 def _row(session: Any, variable: str) -> Any:

@@ -18,7 +18,7 @@ from airflow.providers.common.compat.sdk import (
 from airflow_coranto.connection import DEFAULT_CONNECTION
 from airflow_coranto.failures import airflow_errors
 from airflow_coranto.hooks.coranto import CorantoHook
-from airflow_coranto.offsets import behind, growth, require_same
+from airflow_coranto.offsets import growth, positions_at, require_same
 from airflow_coranto.triggers.journal import JournalOffsetTrigger
 from coranto.errors import InvalidInput
 from coranto.offsets import vector_of_json
@@ -130,7 +130,7 @@ class JournalSensor(BaseSensorOperator):
                 self._start = heads_of(positions_of(heads.all_known()))
             beyond = self._offsets()
             require_same(beyond, now)
-            before = behind(beyond, now)
+            before = positions_at(beyond, now)
             found = growth(now, before)
             if found["bytes"] and self.committed:
                 self._commits = self._commits or CommitWatch()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_coranto import offsets
-from airflow_coranto.connection import DEFAULT_CONNECTION, in_airflow
+from airflow_coranto.connection import DEFAULT_CONNECTION, with_connection_fields
 from airflow_coranto.hooks.coranto import CorantoHook
 from airflow_coranto.variables import get_variable, set_variable
 from coranto.errors import CorantoError, InvalidInput, JournalRecreated, PermissionDenied, Unauthenticated
@@ -101,24 +101,24 @@ class JournalOffsetTrigger(BaseEventTrigger):
         heads = _Heads(self.group, self.coranto_conn_id, self.interval, self.committed, self.log)
         if self.beyond is not None:
             beyond = self.beyond
-            heads.before = partial(offsets.behind, beyond)
+            heads.before = partial(offsets.positions_at, beyond)
             try:
                 async for now in heads.each(fail=True):
                     offsets.require_same(beyond, now)
-                    found = offsets.growth(now, offsets.behind(beyond, now))
+                    found = offsets.growth(now, offsets.positions_at(beyond, now))
                     if heads.is_committed and found["bytes"]:
                         yield TriggerEvent(found)
                         return
             except JournalRecreated as error:
-                yield TriggerEvent({"error": in_airflow(str(error)), "recreated": True})
+                yield TriggerEvent({"error": with_connection_fields(str(error)), "recreated": True})
             except CorantoError as error:
-                yield TriggerEvent({"error": in_airflow(str(error))})
+                yield TriggerEvent({"error": with_connection_fields(str(error))})
             return
         last: offsets.StoredEvent | None = None
         async for now in heads.each(fail=False):
             if last is None:
                 if (last := await self._first(now)) is not None:
-                    event, positions = last.event, offsets.from_kept(last.positions)
+                    event, positions = last.event, offsets.from_stored(last.positions)
                     heads.before = partial(_fixed, positions)
                 continue
             grown = grown_bytes(now, positions)
@@ -142,7 +142,7 @@ class JournalOffsetTrigger(BaseEventTrigger):
                     self._logged_error = str(error)
                     self.log.error("Variable %s: %s", self.variable, error)  # noqa: TRY400  # the text says it all
                 return None
-        begin = offsets.StoredEvent(offsets.new_event_id(), offsets.to_kept({} if self.earliest else now))
+        begin = offsets.StoredEvent(offsets.new_event_id(), offsets.to_stored({} if self.earliest else now))
         await set_variable(self.variable, begin.to_json())
         return begin
 
@@ -187,7 +187,9 @@ class _Heads:
                     await self._forget_client()
                     if problem != str(error):
                         problem = str(error)
-                        self._log.warning("Journals %s/… cannot be queried: %s", self._group.name, in_airflow(problem))
+                        self._log.warning(
+                            "Journals %s/… cannot be queried: %s", self._group.name, with_connection_fields(problem)
+                        )
                     pause = min(_MAX_PAUSE, pause * 2)
                 else:
                     if problem:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import coranto.client
-from airflow_coranto.connection import ConnectionFields, in_airflow
+from airflow_coranto.connection import ConnectionFields, with_connection_fields
 from coranto.errors import ClusterError, InvalidInput
 from coranto.fragments.stores import StoreRegistry
 from coranto.security.oidc.client import OidcClient
@@ -114,16 +114,16 @@ def test_the_cluster_name_is_in_extra_or_is_the_connections_name() -> None:
 def test_errors_advise_in_terms_of_airflow_connections(tmp_path: Path) -> None:
     with pytest.raises(ClusterError) as caught:
         ConnectionFields(extra={"data_dir": str(tmp_path)}).client_config()
-    advice = in_airflow(str(caught.value))
+    advice = with_connection_fields(str(caught.value))
     assert (
         "data_dir in the connection's extra (its directory) or the connection's host (a broker's host:port)" in advice
     )
-    assert in_airflow("… serves with TLS (https://…, $CORANTO_TLS_CA).").endswith(
+    assert with_connection_fields("… serves with TLS (https://…, $CORANTO_TLS_CA).").endswith(
         "(https://…, tls_ca in the connection's extra)."
     )
     with pytest.raises(InvalidInput) as refused:
         StoreRegistry().get("file:///")
-    assert "$" not in in_airflow(str(refused.value))
+    assert "$" not in with_connection_fields(str(refused.value))
 
 
 def test_errors_in_airflow_name_no_client_variables() -> None:
@@ -132,4 +132,4 @@ def test_errors_in_airflow_name_no_client_variables() -> None:
     files = [*(root / "client").rglob("*.py"), *(root / "cluster").glob("info.py"), root / "fragments" / "stores.py"]
     text = "\n".join(path.read_text() for path in files)
     named = set(re.findall(r"\$CORANTO_[A-Z_]+", text)) - {"$CORANTO_CLIENT_NAME"}
-    assert {name for name in named if "$" in in_airflow(name)} == set()
+    assert {name for name in named if "$" in with_connection_fields(name)} == set()

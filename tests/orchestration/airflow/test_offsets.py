@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from airflow_coranto.offsets import MARK, StoredEvent, event_of, from_kept, settle, to_kept, variable_name, watched
+from airflow_coranto.offsets import (
+    MARK,
+    StoredEvent,
+    event_of,
+    from_stored,
+    reconcile_event,
+    to_stored,
+    variable_name,
+    watcher_payload,
+)
 from coranto.client.positions import JournalPosition, grown_bytes
 from coranto.errors import InvalidInput
 
@@ -17,13 +26,13 @@ NOW = {"a/0": JournalPosition(15, 3), "a/1": JournalPosition(7, 9), "a/2": Journ
 
 def test_stored_positions_are_restored() -> None:
     for positions in (BEFORE, {"a/0": JournalPosition(10, 3, "b0-3")}):
-        assert from_kept(to_kept(positions)) == positions
+        assert from_stored(to_stored(positions)) == positions
 
 
-@pytest.mark.parametrize("kept", [{"a/0": 7}, {"a/0": [1]}, {"a/0": ["x", "y"]}, ["a"]])
-def test_invalid_positions_are_refused(kept: Any) -> None:
+@pytest.mark.parametrize("state", [{"a/0": 7}, {"a/0": [1]}, {"a/0": ["x", "y"]}, ["a"]])
+def test_invalid_positions_are_refused(state: Any) -> None:
     with pytest.raises(InvalidInput, match="positions"):
-        from_kept(kept)
+        from_stored(state)
 
 
 def test_growth_counts_new_and_recreated_journals() -> None:
@@ -40,39 +49,39 @@ def test_an_id_identifies_a_journal_for_any_etcd_revision() -> None:
     assert grown_bytes(recreated, before) == 15
     event = event_of("a", f"{MARK}.a", "e1", before, recreated, 15)
     assert event["since"] == {"a/0": 0}
-    assert watched({"payload": event}) == event
+    assert watcher_payload({"payload": event}) == event
 
 
 def test_an_event_has_the_positions_of_its_watcher() -> None:
     variable = variable_name("", {"group": "a"})
     event = event_of("a", variable, "e1", BEFORE, NOW, 17)
     assert (event["since"], event["bytes"], event["after"]) == ({"a/0": 10, "a/1": 0}, 17, "e1"), "a/1 was recreated"
-    assert watched({"from_trigger": True, "payload": event}) == event
+    assert watcher_payload({"from_trigger": True, "payload": event}) == event
     assert event["event"] != event_of("a", variable, "e1", BEFORE, NOW, 17)["event"]
 
 
 def test_an_event_after_the_last_stored_one_is_stored_unchanged() -> None:
     event = event_of("a", f"{MARK}.a", "e1", BEFORE, NOW, 17)
-    for stored in (StoredEvent("e1", to_kept(BEFORE)), None):
-        settled, kept = settle(event, stored)
-        assert settled == {name: value for name, value in event.items() if name != "after"}
-        assert watched({"payload": settled}) is None, "a reloaded event is not settled again"
-        assert kept == StoredEvent(event["event"], to_kept(NOW), event["since"], 17)
-        assert StoredEvent.from_json(kept.to_json()) == kept
-        assert settle(event, kept) == (settled, kept)  # Another asset has the same watcher.
+    for stored in (StoredEvent("e1", to_stored(BEFORE)), None):
+        reconciled, state = reconcile_event(event, stored)
+        assert reconciled == {name: value for name, value in event.items() if name != "after"}
+        assert watcher_payload({"payload": reconciled}) is None, "a reloaded event is not reconciled again"
+        assert state == StoredEvent(event["event"], to_stored(NOW), event["since"], 17)
+        assert StoredEvent.from_json(state.to_json()) == state
+        assert reconcile_event(event, state) == (reconciled, state)  # Another asset has the same watcher.
 
 
 def test_an_event_of_an_overtaken_watcher_becomes_the_growth_after_the_stored_event() -> None:
-    begin = StoredEvent("e1", to_kept(BEFORE))
+    begin = StoredEvent("e1", to_stored(BEFORE))
     ahead = {"a/0": JournalPosition(12, 3), "a/1": JournalPosition(9, 9)}
-    _, stored = settle(event_of("a", f"{MARK}.a", "e1", BEFORE, ahead, 11), begin)
+    _, stored = reconcile_event(event_of("a", f"{MARK}.a", "e1", BEFORE, ahead, 11), begin)
     late = event_of("a", f"{MARK}.a", "e1", BEFORE, NOW, 17)
-    settled, kept = settle(late, stored)
-    assert (settled["since"], settled["bytes"]) == ({"a/0": 12, "a/1": 9}, 3 + 5)
-    assert settled["heads"] == {"a/0": 15, "a/1": 9, "a/2": 5}
-    assert kept.positions == settled["positions"]
+    reconciled, state = reconcile_event(late, stored)
+    assert (reconciled["since"], reconciled["bytes"]) == ({"a/0": 12, "a/1": 9}, 3 + 5)
+    assert reconciled["heads"] == {"a/0": 15, "a/1": 9, "a/2": 5}
+    assert state.positions == reconciled["positions"]
     # The other watcher continues after its own event, and repeats nothing.
-    again, _ = settle(event_of("a", f"{MARK}.a", stored.event, ahead, NOW, 10), kept)
+    again, _ = reconcile_event(event_of("a", f"{MARK}.a", stored.event, ahead, NOW, 10), state)
     assert (again["bytes"], again["since"]) == (0, again["heads"])
 
 
@@ -85,11 +94,11 @@ def test_events_and_variables_contain_the_ids_of_journals() -> None:
         "a/0": {"offset": 8, "journal_id": "c1-5"},
         "a/1": {"offset": 9, "journal_id": "c1-3"},
     }
-    assert watched({"payload": event}) == event
-    settled, kept = settle(event, None)
-    assert (settled["since"], settled["heads"]) == (event["since"], event["heads"])
-    assert settle(event, StoredEvent.from_json(kept.to_json()))[0] == settled
-    assert watched({"payload": {**event, "since": {"a/0": "7"}}}) is None
+    assert watcher_payload({"payload": event}) == event
+    reconciled, state = reconcile_event(event, None)
+    assert (reconciled["since"], reconciled["heads"]) == (event["since"], event["heads"])
+    assert reconcile_event(event, StoredEvent.from_json(state.to_json()))[0] == reconciled
+    assert watcher_payload({"payload": {**event, "since": {"a/0": "7"}}}) is None
 
 
 def test_positions_stored_by_an_early_version_are_read() -> None:
@@ -116,8 +125,8 @@ def test_positions_stored_by_an_early_version_are_read() -> None:
     ],
 )
 def test_other_events_name_no_variable(payload: Any) -> None:
-    assert watched({"payload": payload}) is None
-    assert watched(None) is None
+    assert watcher_payload({"payload": payload}) is None
+    assert watcher_payload(None) is None
 
 
 def test_the_variable_depends_on_the_name_or_on_all_arguments() -> None:

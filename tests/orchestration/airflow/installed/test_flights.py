@@ -111,13 +111,13 @@ def test_a_killed_triggerer_misses_and_repeats_nothing(world: AirflowWorld, run:
     paused: ChildProcess | None = None
     try:
         grow()
-        triggerer = world.airflow.part("triggerer")
+        triggerer = world.airflow.process("triggerer")
         os.killpg(triggerer.pid, signal.SIGKILL)
         triggerer.wait(30)
-        paused = world.airflow.start_part("triggerer")
+        paused = world.airflow.start_process("triggerer")
         grow()
         os.killpg(paused.pid, signal.SIGSTOP)
-        world.airflow.start_part("triggerer")  # It takes over, and the paused one resumes later.
+        world.airflow.start_process("triggerer")  # It takes over, and the paused one resumes later.
         grow()
         os.killpg(paused.pid, signal.SIGCONT)
         grow(3)

@@ -13,7 +13,7 @@ import pytest
 from airflow.triggers.base import TriggerEvent
 from structlog.testing import capture_logs
 
-from airflow_coranto.offsets import settle
+from airflow_coranto.offsets import reconcile_event
 from airflow_coranto.triggers import journal as module
 from airflow_coranto.triggers.journal import JournalOffsetTrigger
 from coranto.client import JournalClient, SyncJournalClient
@@ -110,7 +110,7 @@ async def test_a_restarted_watcher_continues_after_the_last_stored_event(
     event = await first_event(variables, of, appending)
     async with aclosing(watcher(group).run()) as events:  # The triggerer died before it stored the event.
         assert (await next_event(events))["heads"] == event["heads"]
-    variables[of.variable] = settle(event, None)[1].to_json()  # Stored now.
+    variables[of.variable] = reconcile_event(event, None)[1].to_json()  # Stored now.
     await appending(1, b"while nobody looked")
     async with aclosing(watcher(group).run()) as events:
         again = await next_event(events)
@@ -240,7 +240,7 @@ async def test_a_publication_is_one_event_and_a_killed_attempt_has_none(
         await publish(commit=True)
         event = await waiting
     assert vector_of_json(event["heads"], "heads")[f"{group}/part-000"] == client.head(f"{group}/part-000")
-    variables[of.variable] = settle(event, None)[1].to_json()
+    variables[of.variable] = reconcile_event(event, None)[1].to_json()
     async with next_event_of(of) as more:
         await asyncio.sleep(0.2)
         assert not more.done(), "a publication made two events"
