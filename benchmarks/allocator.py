@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.runner import Figure, in_turns
+from benchmarks.runner import Figure, measure_pairs
 from coranto.cluster import EtcdServer
 from coranto.coordination.allocator import AllocatorLoop
 from coranto.coordination.capacity import effective_limits, fair_shares
@@ -306,7 +306,7 @@ def run(rounds: int) -> list[Figure]:
         assignments = list(world)
         turns = min(rounds, LARGE_ROUNDS) if size > ITEMS else rounds
         for name, held in (("all new", []), ("nothing to change", assignments)):
-            subjects, floors = in_turns(turns, _floor(assignments), _planned(world, held))
+            subjects, floors = measure_pairs(turns, _floor(assignments), _planned(world, held))
             title = f"plan {size:,} items, {name}"
             figures.append(Figure(title, "replicas/s", subjects, floors, floor_name))
 
@@ -314,14 +314,14 @@ def run(rounds: int) -> list[Figure]:
     outcomes: list[ChangeCost] = []
     for name, change in CHANGES:
         found: list[ChangeCost] = []
-        subjects, floors = in_turns(rounds, _floor(assignments), _converged(name, change, assignments, found))
+        subjects, floors = measure_pairs(rounds, _floor(assignments), _converged(name, change, assignments, found))
         title = f"converge {ITEMS:,} items: {name}"
         figures.append(Figure(title, "replicas/s", subjects, floors, floor_name, found[-1].note))
         outcomes.append(found[-1])
     _show(outcomes)
 
     with tempfile.TemporaryDirectory() as folder, EtcdServer(Path(folder), fsync=False) as etcd:
-        subjects, floors = in_turns(rounds, _written(etcd.endpoint, assignments), _allocated(etcd.endpoint))
+        subjects, floors = measure_pairs(rounds, _written(etcd.endpoint, assignments), _allocated(etcd.endpoint))
     name = f"allocate {ITEMS:,} items through etcd"
     figures.append(Figure(name, "replicas/s", subjects, floors, "the same keys in bare transactions"))
     return figures

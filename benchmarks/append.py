@@ -22,7 +22,7 @@ from pathlib import Path
 import grpc
 
 from benchmarks.raw_grpc import raw_server
-from benchmarks.runner import Figure, in_turns
+from benchmarks.runner import Figure, measure_pairs
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.labels import label_set
@@ -172,7 +172,7 @@ def _figures(rounds: int, replication: int) -> Iterator[Figure]:
         ungrouped = Journal(ungrouped_client, JOURNAL, replication)
 
         def figure(name: str, unit: str, measure: Measure, journal: Journal) -> Figure:
-            subjects, floors = in_turns(rounds, rate(lambda: raw, measure), rate(journal.renew, measure))
+            subjects, floors = measure_pairs(rounds, rate(lambda: raw, measure), rate(journal.renew, measure))
             return Figure(f"{name}, {copies}", unit, subjects, floors, FLOORS[replication])
 
         bulk, whole = f"bulk append, one RPC of {BULK_BYTES >> 20} MiB", _bulk(BULK_BYTES, BULK_CHUNK)
@@ -181,11 +181,11 @@ def _figures(rounds: int, replication: int) -> Iterator[Figure]:
         yield figure(in_pieces, "MB/s", _bulk(STREAM_BYTES, STREAM_CHUNK), grouped)
         if replication == 1:
             # The practical limit: hashing and writing share the cores with receiving and with the client.
-            subjects, floors = in_turns(rounds, rate(lambda: storing, whole), rate(grouped.renew, whole))
+            subjects, floors = measure_pairs(rounds, rate(lambda: storing, whole), rate(grouped.renew, whole))
             yield Figure(f"{bulk}, {copies}", "MB/s", subjects, floors, STORING_FLOOR)
-            subjects, floors = in_turns(rounds, rate(lambda: raw, whole), rate(lambda: storing, whole))
+            subjects, floors = measure_pairs(rounds, rate(lambda: raw, whole), rate(lambda: storing, whole))
             yield Figure("the same bytes to a bare server that hashes and stores", "MB/s", subjects, floors, FLOORS[1])
-            subjects, floors = in_turns(rounds, rate(lambda: raw, whole), hashed)
+            subjects, floors = measure_pairs(rounds, rate(lambda: raw, whole), hashed)
             yield Figure("SHA-1 alone of as many bytes", "MB/s", subjects, floors, FLOORS[1])
         for clients in CLIENTS:
             name = f"{SMALL_BYTES} B appends, {clients} client{'s' if clients > 1 else ''}"

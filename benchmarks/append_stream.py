@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import psutil
 
 from benchmarks.append import CLIENTS, JOURNAL, SMALL_BYTES, Journal, cluster_of
-from benchmarks.runner import Figure, in_turns
+from benchmarks.runner import Figure, measure_pairs
 from coranto.client import JournalClient
 
 SECONDS = 1.5
@@ -76,14 +76,14 @@ def _figures(rounds: int, replication: int) -> Iterator[Figure]:
             stream = _Side(endpoint, clients, processor, append_streams=True)
             calls = _Side(endpoint, clients, processor, append_streams=False)
             name = f"{SMALL_BYTES} B appends by {clients} task{'s' if clients > 1 else ''}, R={replication}"
-            subjects, floors = in_turns(rounds, calls.turn, stream.turn)
+            subjects, floors = measure_pairs(rounds, calls.turn, stream.turn)
             yield Figure(name, "appends/s", subjects, floors, _FLOOR)
             used = f"{name}, by the brokers' processor time"
             yield Figure(used, "appends/s", stream.per_second[1:], calls.per_second[1:], _FLOOR)
         busy = _Side(endpoint, CLIENTS[-1], processor, append_streams=True)
         for clients in BEYOND:
             stream = _Side(endpoint, clients, processor, append_streams=True)
-            subjects, floors = in_turns(rounds, busy.turn, stream.turn)
+            subjects, floors = measure_pairs(rounds, busy.turn, stream.turn)
             name = f"{SMALL_BYTES} B appends by {clients} tasks over a stream, R={replication}"
             yield Figure(name, "appends/s", subjects, floors, f"{CLIENTS[-1]} tasks over a stream")
 

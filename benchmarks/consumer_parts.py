@@ -60,7 +60,7 @@ class _CountedChannel:
 
 
 def _counted(make: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any]:
-    def made(method: str, *arguments: Any, **named: Any) -> Callable[..., Any]:
+    def counted(method: str, *arguments: Any, **named: Any) -> Callable[..., Any]:
         begin, name = make(method, *arguments, **named), method.rpartition("/")[2]
 
         def call(*arguments: Any, **named: Any) -> Any:
@@ -69,7 +69,7 @@ def _counted(make: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any
 
         return call
 
-    return made
+    return counted
 
 
 class RoundParts(Hooks):

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Column, Connection, Float, MetaData, Table, Text
 
 from benchmarks.messages import LINES, MESSAGES, SCHEMA, message_content
-from benchmarks.runner import Figure, in_turns
+from benchmarks.runner import Figure, measure_pairs
 from coranto.client import JournalClient
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
@@ -188,7 +188,7 @@ def _consuming(rounds: int, endpoint: str, folder: Path) -> list[Figure]:
                 def subject(database: Database = database, in_batches: bool = in_batches) -> float:
                     return database.consumed(endpoint, journal, in_batches=in_batches)
 
-                subjects, floors = in_turns(rounds, floor, subject)
+                subjects, floors = measure_pairs(rounds, floor, subject)
                 note = f"{database.transactions} transactions, floor {MESSAGES // PER_TRANSACTION}"
                 figures.append(Figure(f"consumed into {name}{way}", "messages/s", subjects, floors, floor_name, note))
     return figures
@@ -252,7 +252,7 @@ def _recovery(rounds: int, endpoint: str, folder: Path) -> list[Figure]:
         def floor(log: str = log) -> float:
             return asyncio.run(_read(endpoint, log))
 
-        subjects, floors = in_turns(rounds, floor, subject)
+        subjects, floors = measure_pairs(rounds, floor, subject)
         note = f"median seconds for 1 GiB: {sorted(1024 / rate for rate in subjects)[len(subjects) // 2]:.1f}"
         figures.append(
             Figure(

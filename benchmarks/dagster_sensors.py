@@ -18,7 +18,7 @@ import dagster as dg
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._serdes import serialize_value
 
-from benchmarks.runner import Figure, in_turns
+from benchmarks.runner import Figure, measure_pairs
 from coranto.client import SyncJournalClient
 from coranto.client.heads import Heads
 from coranto.client.values import JournalInfo
@@ -159,7 +159,7 @@ def run(rounds: int) -> list[Figure]:
                     note = _state(sensor, what, instance, repository)
                     note += f"; a tick takes {_processor_seconds(sensor, instance, repository):.2f} s of a processor"
                     tick = _rate(size, lambda sensor=sensor: _tick(sensor, instance, repository))  # type: ignore[misc]
-                    rates, floors = in_turns(rounds, call, tick)
+                    rates, floors = measure_pairs(rounds, call, tick)
                     seconds = size / statistics.median(rates)
                     figures.append(
                         Figure(
@@ -173,7 +173,7 @@ def run(rounds: int) -> list[Figure]:
                     )
                     _forget(instance)
                 listed = client.list(label_selector(include={"name:prefix": f"{group.name}/"})).journals
-                rates, floors = in_turns(
+                rates, floors = measure_pairs(
                     rounds,
                     _rate(size, lambda listed=listed: _load_plain(listed)),  # type: ignore[misc]
                     _rate(size, lambda listed=listed: _load_journals(listed)),  # type: ignore[misc]

@@ -20,7 +20,7 @@ from sqlalchemy import BigInteger, Column, Double, MetaData, Table, Text
 
 from benchmarks.journals import create_journals
 from benchmarks.messages import MESSAGES, message_content
-from benchmarks.runner import Figure, in_turns
+from benchmarks.runner import Figure, measure_pairs
 from coranto.client import ClientConfig
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
@@ -119,7 +119,7 @@ def _appended(
         seconds = time.perf_counter() - begun
         return _checked(spark, place, rows) / seconds
 
-    subjects, floors = in_turns(rounds, copied, consumed)
+    subjects, floors = measure_pairs(rounds, copied, consumed)
     floor = "Spark copying the same journals to Parquet files, without exactly-once"
     return Figure("Spark consumer into Iceberg, appended", "rows/s", subjects, floors, floor)
 
@@ -144,7 +144,7 @@ def _written(spark: SparkSession, catalog: SqlCatalog, folder: Path, rows: int, 
         seconds = time.perf_counter() - begun
         return _checked(spark, place, rows) / seconds
 
-    subjects, floors = in_turns(rounds, written, committed)
+    subjects, floors = measure_pairs(rounds, written, committed)
     table = catalog.load_table(f"default.{application.name}")
     assert table.scan().count() == rows * (rounds + 1)
     frame.unpersist()

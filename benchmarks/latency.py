@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from benchmarks.append import FLOORS, JOURNAL, Journal, Measure, cluster_of, rate, small_messages
 from benchmarks.raw_grpc import raw_server
-from benchmarks.runner import Figure, in_turns
+from benchmarks.runner import Figure, measure_pairs
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 RATE = 100
@@ -42,7 +42,7 @@ def _figures(rounds: int, replication: int) -> Iterator[Figure]:
     floors: list[list[float]] = []
     with raw_server(relays=replication - 1) as raw, cluster_of(replication) as (_, client):
         journal = Journal(client, JOURNAL, replication)
-        in_turns(rounds, rate(lambda: raw, _latencies(floors)), rate(journal.renew, _latencies(subjects)))
+        measure_pairs(rounds, rate(lambda: raw, _latencies(floors)), rate(journal.renew, _latencies(subjects)))
     for quantile in (0.5, 0.99):
         # The first list of each is from the warm-up.
         subject, floor = ([each[int(len(each) * quantile)] for each in found[1:]] for found in (subjects, floors))

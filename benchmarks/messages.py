@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.json
 
-from benchmarks.runner import Figure, in_turns
+from benchmarks.runner import Figure, measure_pairs
 from coranto.client import JournalClient
 from coranto.client.publishing import publisher
 from coranto.client.sync import SyncJournalClient
@@ -147,7 +147,7 @@ def _sequencing(rounds: int) -> list[Figure]:
         ("sequenced in columns", by_column(False)),
         ("sequenced in columns, parsed to a table", by_column(True)),
     ):
-        subjects, floors = in_turns(rounds, floor, _rate(lines, work, MESSAGES))
+        subjects, floors = measure_pairs(rounds, floor, _rate(lines, work, MESSAGES))
         figures.append(Figure(name, "messages/s", subjects, floors, floor_name))
     return figures
 
@@ -238,13 +238,13 @@ def _publishing(rounds: int) -> list[Figure]:
             journal = f"bench/messages/r{replication}"
             floor = _in_loop(endpoint, append(journal))
             for name, is_committed in (("alone", True), (f"{PER_PUBLISHED_TRANSACTION:,} to a transaction", False)):
-                subjects, floors = in_turns(rounds, floor, _in_loop(endpoint, publish(journal, is_committed)))
+                subjects, floors = measure_pairs(rounds, floor, _in_loop(endpoint, publish(journal, is_committed)))
                 figures.append(
                     Figure(f"published, R={replication}, {name}", "messages/s", subjects, floors, floor_name)
                 )
             floor = _in_loop(endpoint, append_again(journal), TABLE_ROWS)
             subject = _in_loop(endpoint, publish_table(journal), TABLE_ROWS)
-            subjects, floors = in_turns(rounds, floor, subject)
+            subjects, floors = measure_pairs(rounds, floor, subject)
             figures.append(Figure(f"a table published, R={replication}", "messages/s", subjects, floors, floor_name))
     return figures
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.append import Measure, rate
 from benchmarks.raw_grpc import raw_server
-from benchmarks.runner import Figure, in_turns
+from benchmarks.runner import Figure, measure_pairs
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.labels import label_set
@@ -81,7 +81,7 @@ def _figures(rounds: int) -> Iterator[Figure]:
     ):
         endpoint = cluster.info.endpoint.removeprefix("http://")
         tail = _written(client, "bench/tail")
-        subjects, floors = in_turns(rounds, rate(lambda: raw, _read(tail)), rate(lambda: endpoint, _read(tail)))
+        subjects, floors = measure_pairs(rounds, rate(lambda: raw, _read(tail)), rate(lambda: endpoint, _read(tail)))
         yield Figure("tail read", "MB/s", subjects, floors, FLOOR)
         first: list[float] = []
         first_floors: list[float] = []
@@ -91,7 +91,9 @@ def _figures(rounds: int) -> Iterator[Figure]:
             first_floors.append(rate(lambda: raw, _read(stored))())
             first.append(rate(lambda: endpoint, _read(stored))())
         yield Figure("historical read, first time", "MB/s", first, first_floors, FLOOR)
-        subjects, floors = in_turns(rounds, rate(lambda: raw, _read(stored)), rate(lambda: endpoint, _read(stored)))
+        subjects, floors = measure_pairs(
+            rounds, rate(lambda: raw, _read(stored)), rate(lambda: endpoint, _read(stored))
+        )
         yield Figure("historical read, again", "MB/s", subjects, floors, FLOOR)
 
 

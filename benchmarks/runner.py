@@ -52,13 +52,15 @@ class Figure:
         }
 
 
-def in_turns(rounds: int, floor: Callable[[], float], subject: Callable[[], float]) -> tuple[list[float], list[float]]:
+def measure_pairs(
+    rounds: int, floor: Callable[[], float], subject: Callable[[], float]
+) -> tuple[list[float], list[float]]:
     """Run both once to warm up, then `rounds` times in turns. Return the rates of (subject, floor)."""
-    found = by_turns(rounds, {"floor": floor, "subject": subject})
+    found = measure_interleaved(rounds, {"floor": floor, "subject": subject})
     return found["subject"], found["floor"]
 
 
-def by_turns(
+def measure_interleaved(
     rounds: int, measures: Mapping[str, Callable[[], float]], *, warm_up: bool = True
 ) -> dict[str, list[float]]:
     """Run all measures `rounds` times in turns, after one warm-up run of each. Return the rates of each."""

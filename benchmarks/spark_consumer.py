@@ -19,7 +19,7 @@ from sqlalchemy import BigInteger, Column, Double, MetaData, Table, Text, func, 
 
 from benchmarks.journals import create_journals
 from benchmarks.messages import MESSAGES, message_content
-from benchmarks.runner import Figure, in_turns
+from benchmarks.runner import Figure, measure_pairs
 from coranto.client import ClientConfig
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
@@ -173,14 +173,14 @@ def run(rounds: int) -> list[Figure]:
             first = bench.consumed(spark, False)
             note = f"the session's first transaction took {MESSAGES / first:.1f} s"
             for keyed, name in ((False, "appended"), (True, "upserted by key")):
-                subjects, floors = in_turns(
+                subjects, floors = measure_pairs(
                     rounds,
                     lambda keyed=keyed: bench.copied(keyed),  # type: ignore[misc]
                     lambda keyed=keyed: bench.consumed(spark, keyed),  # type: ignore[misc]
                 )
                 floor = f"COPY of the same rows, made text beforehand, by {CORES} connections"
                 figures.append(Figure(f"Spark consumer, {name}", "messages/s", subjects, floors, floor, note))
-            few, jobs = in_turns(rounds, lambda: _bare_job(spark), bench.consumer_of_few(spark))
+            few, jobs = measure_pairs(rounds, lambda: _bare_job(spark), bench.consumer_of_few(spark))
             note = f"a transaction of one message took {1 / statistics.median(few):.2f} s"
             floor = "jobs of one task in a Python worker that do nothing"
             figures.append(Figure("Spark consumer, transactions of one message", "1/s", few, jobs, floor, note))

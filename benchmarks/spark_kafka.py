@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from benchmarks import kafka, spark_bare, spark_sink, spark_source
 from benchmarks.journals import create_journals
-from benchmarks.runner import Figure, by_turns
+from benchmarks.runner import Figure, measure_interleaved
 from benchmarks.spark_reads import COLUMNS, SCHEMA, TimedJob, TimedRead, parsed_rows
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
@@ -93,7 +93,7 @@ class _ColdRead:
 
 
 def _first_reads(rounds: int, cold: Mapping[str, Callable[[], float]], version: str) -> list[Figure]:
-    found = by_turns(rounds, cold, warm_up=False)
+    found = measure_interleaved(rounds, cold, warm_up=False)
     note = f"Kafka's connector has version {version}"
     floor = "Spark's Kafka source, read_committed, in a new session"
     return [Figure("first read of a session, committed", "rows/s", found["journal"], found["kafka"], floor, note)]
@@ -134,7 +134,7 @@ def _warm_reads(
         },
         **{f"{kind} raw": raw(kind) for kind in sources},
     }
-    rates = by_turns(rounds, reads)
+    rates = measure_interleaved(rounds, reads)
     figures: list[Figure] = []
 
     def compare(name: str, subject: str, floor: str, floor_name: str) -> None:
@@ -201,7 +201,7 @@ def run_sink(rounds: int) -> list[Figure]:
                 "texts": TimedJob(rows, lambda: spark_sink.write(texts, info.endpoint)),
                 "kafka": TimedJob(rows, to_kafka),
             }
-            rates = by_turns(rounds, writes)
+            rates = measure_interleaved(rounds, writes)
             written = spark.read.format("kafka").option("kafka.bootstrap.servers", server.address)
             assert written.option("subscribe", TOPIC).load().count() == (rounds + 1) * rows
             figures: list[Figure] = []

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from benchmarks.runner import Figure, in_turns
+from benchmarks.runner import Figure, measure_pairs
 from benchmarks.spark_reads import processor_seconds
 from coranto.messages import JsonLines
 from coranto_consumers.journals.reading import parse_lines
@@ -34,7 +34,7 @@ BLOCK_BYTES = 4 << 20
 """The size of the blocks to parse."""
 ZONE: Final = "Europe/Berlin"
 WARM_UPS = 2
-"""Additional warm-up runs before `in_turns`, because Java compiles frequent code."""
+"""Additional warm-up runs before `measure_pairs`, because Java compiles frequent code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def run(rounds: int) -> list[Figure]:
                 workers, sparks = WorkersParser(shape, lines), SparksParser(shape, texts)
                 for _ in range(WARM_UPS):
                     workers(), sparks()
-                subject, floor = in_turns(rounds, sparks, workers)
+                subject, floor = measure_pairs(rounds, sparks, workers)
                 figures.append(
                     Figure(f"parsing, {name}", "rows per s of processor time", subject, floor, "Spark's from_json")
                 )

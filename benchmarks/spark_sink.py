@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.journals import create_journals
-from benchmarks.runner import Figure, in_turns
+from benchmarks.runner import Figure, measure_pairs
 from benchmarks.spark_reads import SCHEMA
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
@@ -83,7 +83,7 @@ def run(rounds: int) -> list[Figure]:
                                 pass
                         return rows / (time.perf_counter() - begun)
 
-                    subjects, floors = in_turns(rounds, append, written(subject))
+                    subjects, floors = measure_pairs(rounds, append, written(subject))
                     figures.append(Figure(f"Spark sink, {name}", "rows/s", subjects, floors, floor_name))
         finally:
             spark.stop()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.journals import create_journals
-from benchmarks.runner import Figure, in_turns
+from benchmarks.runner import Figure, measure_pairs
 from benchmarks.spark_reads import SCHEMA, TimedRead
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
@@ -115,14 +115,14 @@ def run(rounds: int) -> list[Figure]:
                     TimedRead(rows, from_files),
                     TimedRead(rows, from_journals(isolation, parsed_by_workers=by_workers)),
                 )
-                subjects, floors = in_turns(rounds, floor, subject)
+                subjects, floors = measure_pairs(rounds, floor, subject)
                 figures.append(Figure(f"Spark source, {name}", "rows/s", subjects, floors, floor_name))
                 spent = subject.by_processor_time[1:], floor.by_processor_time[1:]  # Without the warm-up.
                 unit = "rows per s of processor time"
                 figures.append(Figure(f"Spark source, {name}, by processor time", unit, *spent, floor_name))
             one_task = f"the same read with {TASKS[0]} task"
             for tasks in TASKS[1:]:
-                rates = in_turns(rounds, TimedRead(rows, of_large(TASKS[0])), TimedRead(rows, of_large(tasks)))
+                rates = measure_pairs(rounds, TimedRead(rows, of_large(TASKS[0])), TimedRead(rows, of_large(tasks)))
                 figures.append(
                     Figure(f"Spark source, committed, one journal, {tasks} tasks", "rows/s", *rates, one_task)
                 )

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from benchmarks.append import cluster_of
-from benchmarks.runner import Figure, in_turns
+from benchmarks.runner import Figure, measure_pairs
 from coranto.client import AppendService, JournalClient
 from coranto.messages.uuids import Flags, build_uuid, new_producer_id
 from coranto.streams.control.lifecycle import Streams, default_template
@@ -202,7 +202,7 @@ def _figures(rounds: int) -> Iterator[Figure]:
         bench = runner.run(_bench(cluster.info.endpoint))
 
         def pair(floor: Measure, subject: Measure) -> tuple[list[float], list[float]]:
-            return in_turns(rounds, lambda: runner.run(_of(floor)), lambda: runner.run(_of(subject)))
+            return measure_pairs(rounds, lambda: runner.run(_of(floor)), lambda: runner.run(_of(subject)))
 
         def latencies(measure: Callable[[], Awaitable[tuple[float, float]]]) -> tuple[list[float], list[float]]:
             runner.run(_of(measure))

@@ -21,7 +21,7 @@ from typing import Final
 import aiohttp
 import psutil
 
-from benchmarks.runner import Figure, in_turns
+from benchmarks.runner import Figure, measure_pairs
 from coranto.cluster import EmbeddedCluster
 from coranto.cluster.processes import free_port
 
@@ -73,7 +73,7 @@ def run(rounds: int) -> list[Figure]:
         try:
             spent: tuple[list[float], list[float]] = [], []
             floor, subject = (lambda at=at: _measured(ports[at], body, serving[at].pid, spent[at]) for at in range(2))
-            found = in_turns(rounds, floor, subject)
+            found = measure_pairs(rounds, floor, subject)
         finally:
             for each in serving:
                 each.terminate()

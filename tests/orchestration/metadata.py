@@ -10,7 +10,7 @@ import dagster as dg
 from dagster_coranto.translation.metadata_set import NAMESPACE
 
 
-def own(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def without_namespace(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by name. Every name must be of the library's namespace."""
     assert all(name.startswith(f"{NAMESPACE}/") for name in metadata), metadata
     return {

@@ -16,7 +16,7 @@ from coranto_consumers.runtime.application import Application
 from coranto_consumers.runtime.process import ConsumerProcess
 from coranto_consumers.runtime.settings import ConsumerProcessSettings
 from dagster_coranto import build_shard_specs_asset, build_shard_specs_check
-from tests.orchestration.metadata import own
+from tests.orchestration.metadata import without_namespace
 
 SHARDS = """
 common: {max_txn_duration: 1s, disable: true, labels: [{name: app, value: totals}]}
@@ -57,7 +57,7 @@ def materialize(document: str, *, prune: bool = False) -> dict[str, Any]:
         run_config={"ops": {"shard_specs": {"config": {"prune": prune}}}},
     )
     (materialization,) = result.asset_materializations_for_node("shard_specs")
-    return {key: value for key, value in own(materialization.metadata).items() if key != "shards"}
+    return {key: value for key, value in without_namespace(materialization.metadata).items() if key != "shards"}
 
 
 def check(document: str) -> tuple[bool, str | None]:

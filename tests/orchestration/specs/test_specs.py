@@ -14,7 +14,7 @@ from coranto.errors import EtcdTransactionFailed, InvalidInput
 from coranto.testing.fake_broker import CallPoint, FakeBroker
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import JournalGroup, JournalResource, build_journal_specs_asset, build_journal_specs_check
-from tests.orchestration.metadata import own
+from tests.orchestration.metadata import without_namespace
 
 TREE = """
 name: flights/
@@ -28,7 +28,7 @@ EVENTS = JournalGroup("flights/events")
 
 
 def shown(metadata: Any) -> dict[str, Any]:
-    return {key: getattr(value, "records", value) for key, value in own(metadata).items()}
+    return {key: getattr(value, "records", value) for key, value in without_namespace(metadata).items()}
 
 
 def materialize(journals: JournalResource, tree: str = TREE, *, prune: bool = False) -> dict[str, Any]:

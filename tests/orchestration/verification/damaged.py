@@ -27,7 +27,7 @@ from dagster_coranto import JournalGroup, JournalResource, build_journal_recover
 from dagster_coranto.verification.checks import MoreChecks, as_result
 from dagster_coranto.verification.recovery import plan_metadata, recovery_metadata
 from tests.faults.links import ProxiedLink, Proxy
-from tests.orchestration.metadata import own
+from tests.orchestration.metadata import without_namespace
 from tests.servers.s3 import S3Server
 
 BROKERS: Final = 3
@@ -276,7 +276,7 @@ class Row:
     def plan(self) -> Planned:
         if self.dagster:
             return _planned(self.run("journal_recovery_plan"))
-        return Planned(True, own(plan_metadata(run_blocking(self._recovery.plan()))))
+        return Planned(True, without_namespace(plan_metadata(run_blocking(self._recovery.plan()))))
 
     def approve(self, hash: str) -> Planned:
         if self.dagster:
@@ -284,8 +284,8 @@ class Row:
         try:
             recovery = run_blocking(self._recovery.carry_out(hash))
         except NotApproved as error:
-            return Planned(False, own(plan_metadata(error.plan)))
-        return Planned(recovery.succeeded, own(recovery_metadata(recovery)))
+            return Planned(False, without_namespace(plan_metadata(error.plan)))
+        return Planned(recovery.succeeded, without_namespace(recovery_metadata(recovery)))
 
     def recover(self, plan: Planned) -> None:
         """Approve a plan. Afterwards nothing is left to recover, and the recovery's audit and the check pass."""
@@ -305,7 +305,7 @@ class Row:
 
 
 def _checked(found: dg.AssetCheckResult | dg.AssetCheckEvaluation) -> Checked:
-    metadata = own(found.metadata or {})
+    metadata = without_namespace(found.metadata or {})
     kinds = str(metadata.get("kinds", ""))
     return Checked(found.passed, frozenset(kinds.split(", ") if kinds else ()), str(metadata.get("findings", "")))
 
@@ -315,7 +315,7 @@ def _planned(result: dg.ExecuteInProcessResult) -> Planned:
         data: Any = event.event_specific_data
         if event.is_step_failure:
             assert data.user_failure_data is not None, data.error
-            return Planned(False, own(data.user_failure_data.metadata))
+            return Planned(False, without_namespace(data.user_failure_data.metadata))
         if event.is_successful_output:
-            return Planned(True, own(data.metadata))
+            return Planned(True, without_namespace(data.metadata))
     raise AssertionError("the run has no result")

@@ -16,7 +16,7 @@ from coranto.testing.fake_broker import STORE, FakeBroker, FakeJournal
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import JournalGroup, JournalResource, build_audit_check, build_fragment_check
 from dagster_coranto.verification.checks import as_result
-from tests.orchestration.metadata import own
+from tests.orchestration.metadata import without_namespace
 
 EVENTS = JournalGroup("flights/events")
 PART = "flights/events/part-000"
@@ -60,7 +60,7 @@ def run_audit(journals: JournalResource, **options: Any) -> dg.AssetCheckEvaluat
 
 
 def kinds_of(evaluation: dg.AssetCheckEvaluation) -> str:
-    return str(own(evaluation.metadata)["kinds"])
+    return str(without_namespace(evaluation.metadata)["kinds"])
 
 
 def row_of(evaluation: dg.AssetCheckEvaluation) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def row_of(evaluation: dg.AssetCheckEvaluation) -> dict[str, Any]:
 
 
 def findings(evaluation: dg.AssetCheckEvaluation) -> str:
-    return str(own(evaluation.metadata)["findings"])
+    return str(without_namespace(evaluation.metadata)["findings"])
 
 
 def test_sound_journals_pass_and_are_shown(journals: JournalResource, journal: FakeJournal) -> None:
@@ -100,7 +100,7 @@ def test_journals_with_nested_names_are_distinguished(
     del broker.journals[f"{PART}/eu"]
     file_of(tmp_path, inner.stored[0].fragment).with_name(MARKER).touch()
     evaluation = run_check(journals)
-    assert own(evaluation.metadata)["kinds"] == "journal_gone"
+    assert without_namespace(evaluation.metadata)["kinds"] == "journal_gone"
     assert f"{PART}/eu: it existed at the last audit" in findings(evaluation)
 
 

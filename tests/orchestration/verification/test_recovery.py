@@ -20,7 +20,7 @@ from dagster_coranto import (
     build_recovery_sensor,
     build_verification,
 )
-from tests.orchestration.metadata import own
+from tests.orchestration.metadata import without_namespace
 
 GROUP = JournalGroup("shop/orders")
 PART = "shop/orders/part-000"
@@ -54,13 +54,13 @@ def stored(client: SyncJournalClient, count: int) -> list[Fragment]:
 def metadata_of(result: dg.ExecuteInProcessResult, op: str) -> dict[str, Any]:
     (output,) = (event for event in result.all_events if event.is_successful_output and event.step_key == op)
     data: Any = output.event_specific_data
-    return own(data.metadata)
+    return without_namespace(data.metadata)
 
 
 def failure_of(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
     (failed,) = (event for event in result.all_events if event.is_step_failure)
     data: Any = failed.event_specific_data
-    return own(data.user_failure_data.metadata)
+    return without_namespace(data.user_failure_data.metadata)
 
 
 def test_definitions_load_with_schedules_for_both_depths() -> None:

@@ -32,7 +32,7 @@ from tests.orchestration.flights.test_ui import (
     page,
     pytestmark,
 )
-from tests.orchestration.metadata import own
+from tests.orchestration.metadata import without_namespace
 
 __all__ = ["browser", "page", "pytestmark"]
 
@@ -135,7 +135,7 @@ def launch(page: Page, ui: DagsterUi, job: str, config: str) -> dict[str, Any]:
             if each.dagster_event is not None and each.dagster_event.is_successful_output
         )
     metadata: Any = output.metadata  # type: ignore[union-attr]
-    return own(metadata)
+    return without_namespace(metadata)
 
 
 def open_until(page: Page, url: str, shown: Locator) -> None:
