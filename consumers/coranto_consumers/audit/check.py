@@ -289,12 +289,12 @@ class ConsumerCheck:
     async def load(self) -> Known:
         """Return the results of earlier audits. Raises CorruptData, and CorantoError if they cannot be read."""
         content = await self._memory.load(self.consumer) if self._memory is not None else None
-        return Known() if content is None else Known.from_bytes(self._seal.open(content, self.consumer))
+        return Known() if content is None else Known.from_bytes(self._seal.unseal(content, self.consumer))
 
     async def keep(self, known: Known) -> None:
         """Replace the results of earlier audits. Raises CorantoError if they cannot be saved."""
         if self._memory is not None:
-            await self._memory.save(self.consumer, self._seal.close(known.to_bytes(), self.consumer))
+            await self._memory.save(self.consumer, self._seal.seal(known.to_bytes(), self.consumer))
 
     async def _remember(self, progress: _Progress) -> Known:
         if self._memory is None:

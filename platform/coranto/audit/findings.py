@@ -67,7 +67,7 @@ class Kind(enum.StrEnum):
     FORK_HOLD_STALE = "fork_hold_stale"
     """A journal keeps content for a fork that does not exist."""
     FORK_FORMING = "fork_forming"
-    """A fork does not have all of its first content yet."""
+    """A fork does not have all of its initial content yet."""
 
     # Heads, replicas and stores.
     HEAD_FELL = "head_fell"

@@ -182,8 +182,8 @@ class JournalsCheck:
         async def one(present: Present) -> Judged:
             async with gate:
                 record = records.get(present.journal)
-                back = await deep.found_again(self._client, present, record)
-                return judge(replace(present, back=back), record)
+                found_again = await deep.found_again(self._client, present, record)
+                return judge(replace(present, found_again=found_again), record)
 
         found = await asyncio.gather(*(one(present) for present in journals))
         return {present.journal: each for present, each in zip(journals, found, strict=True)}
@@ -203,7 +203,7 @@ class JournalsCheck:
                 present,
                 verified=stored.verified.get(present.journal, {}),
                 bad=stored.bad.get(present.journal, {}),
-                twice=await deep.fragments_with_new_content(self._client, present, records.get(present.journal)),
+                reassigned=await deep.fragments_with_new_content(self._client, present, records.get(present.journal)),
             )
             for present in journals
         ]

@@ -127,7 +127,7 @@ class _Judgement(ComparedJournal):
         return label in self.spec.labels.labels
 
     def _still_missed(self) -> list[KnownFragment]:
-        keys = self.present.keys | self.present.back
+        keys = self.present.keys | self.present.found_again
         return [
             each
             for each in (self.before.fragments if self.before is not None else [])
@@ -260,10 +260,10 @@ class _Judgement(ComparedJournal):
             if now.key in conflicts or (now.stored and now.begin > self.head):
                 continue  # A stray, or an object whose offsets a known one has. Do not record it.
             fragments[now.key] = kept or now._replace(verified_at=self.verified.get(now.key, 0.0))
-        missed = {each.key for each in self.missed} | {each.key for each, _ in present.twice}
+        missed = {each.key for each in self.missed} | {each.key for each, _ in present.reassigned}
         for old in [*(before.fragments if before is not None else []), *map(known, present.gone)]:
             is_lost = old.key in missed or old.key in self.replaced or overlaps((old.begin, old.end), self.lost)
-            if old.key not in fragments and is_lost and old.key not in present.back:
+            if old.key not in fragments and is_lost and old.key not in present.found_again:
                 fragments[old.key] = old._replace(lost_since=old.lost_since or present.at)
         beginning = min((each.begin for each in fragments.values()), default=self.head)
         # Later audits also report an unexplained beginning, until it is accepted.

@@ -156,11 +156,11 @@ class StoreMemory:
             return None
 
     def _is_unsigned(self, content: bytes) -> bool:
-        return self._seal.keys is not None and self._seal.is_open(content)
+        return self._seal.keys is not None and self._seal.is_unsealed(content)
 
     async def _decoded(self, name: str, content: bytes) -> Records:
         def read() -> Records:
-            return decode(gzip.decompress(self._seal.open(content, name)))
+            return decode(gzip.decompress(self._seal.unseal(content, name)))
 
         try:
             return await asyncio.to_thread(read)
@@ -220,7 +220,7 @@ class StoreMemory:
         return True
 
     async def _sealed(self, name: str, text: bytes) -> bytes:
-        return await asyncio.to_thread(lambda: self._seal.close(gzip.compress(text, 6), name))
+        return await asyncio.to_thread(lambda: self._seal.seal(gzip.compress(text, 6), name))
 
     async def _put(self, name: str, content: bytes) -> None:
         await self._store.put_note(f"{FOLDER}/{name}", content)

@@ -80,7 +80,7 @@ def report_replaced(journal: ComparedJournal) -> None:
                 {"span": [begin, end], "sums": sorted(found)},
             )
 
-    for old, digest in journal.present.twice:
+    for old, digest in journal.present.reassigned:
         journal.find(
             Kind.CONTENT_REPLACED,
             Severity.ERROR,

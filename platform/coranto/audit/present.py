@@ -20,8 +20,8 @@ class Present:
     `objects` are the fragments that the audit itself has found in the stores. `index` is the brokers' listing,
     gathered after that. `gone` are fragments of the index that their stores do not have. `unreadable` are files in the
     journal's folders with names that are not fragments', each with the reason. `unlisted` are the stores that could not
-    be listed, each with the reason: then `objects` is incomplete. `back` are fragments that an earlier audit found
-    lost, and whose content this audit has read again, in other fragments.
+    be listed, each with the reason: then `objects` is incomplete. `found_again` are fragments that an earlier audit
+    found lost, and whose content this audit has read again, in other fragments.
     """
 
     info: JournalInfo
@@ -33,12 +33,12 @@ class Present:
     gone: Sequence[Fragment] = ()
     unreadable: Sequence[tuple[str, str]] = ()
     unlisted: Sequence[tuple[str, str]] = ()
-    back: frozenset[Key] = frozenset()
+    found_again: frozenset[Key] = frozenset()
     verified: Mapping[Key, float] = field(default_factory=dict)
     """The fragments whose content this audit has verified, with the time."""
     bad: Mapping[Key, str] = field(default_factory=dict)
     """The fragments whose content this audit has found to differ from their names, with the fault."""
-    twice: Sequence[tuple[KnownFragment, str]] = ()
+    reassigned: Sequence[tuple[KnownFragment, str]] = ()
     """Fragments that only brokers had at the last audit and whose content has changed since, with the new SHA-1."""
     problem: str = ""
     """The reason why the brokers' index is unknown; empty if it is known."""

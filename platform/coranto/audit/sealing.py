@@ -30,23 +30,23 @@ class Seal:
         """Return the seal of a client. A client with a token instead of keys cannot sign."""
         return cls(auth if isinstance(auth, Keys) else None)
 
-    def is_open(self, content: bytes) -> bool:
+    def is_unsealed(self, content: bytes) -> bool:
         """Return True for content without a seal."""
         return not content.startswith(_BEGIN)
 
-    def close(self, content: bytes, name: str) -> bytes:
+    def seal(self, content: bytes, name: str) -> bytes:
         """Return the content as it is stored: signed if there are keys."""
         if self.keys is None:
             return content
         return sign(content, self.keys, {"typ": TYPE, "name": name}).encode()
 
-    def open(self, content: bytes, name: str) -> bytes:
-        """Return the content that `close` sealed.
+    def unseal(self, content: bytes, name: str) -> bytes:
+        """Return the content that `seal` sealed.
 
         Raises CorruptData if it was not signed under this name with one of the keys, and InvalidInput if it is sealed
         and there are no keys. Content without a seal is accepted without keys, and while keys are introduced (`AA==`).
         """
-        if self.is_open(content):
+        if self.is_unsealed(content):
             if self.keys is None or self.keys.accept_missing:
                 return content
             raise CorruptData(

@@ -95,7 +95,7 @@ class BrokerWitness:
         if note is None or not note.version:
             return Statement() if note is not None else None
         try:
-            found = _STATEMENT.validate_json(self._seal.open(note.content, self._title))
+            found = _STATEMENT.validate_json(self._seal.unseal(note.content, self._title))
         except CorruptData as error:
             return Statement(number=note.version, damage=str(error))
         except pydantic.ValidationError:
@@ -112,7 +112,7 @@ class BrokerWitness:
             fragment_store=self._store,
             name=self._name,
             write=True,
-            content=self._seal.close(content, self._title),
+            content=self._seal.seal(content, self._title),
             expect_version=statement.number,
         )
         try:

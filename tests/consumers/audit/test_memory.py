@@ -43,14 +43,14 @@ def problems(report: Report) -> set[Kind]:
 
 def forged(content: bytes) -> bytes:
     """A memory without the shard."""
-    known = Known.from_bytes(Seal(KEYS).open(content, NAME))
+    known = Known.from_bytes(Seal(KEYS).unseal(content, NAME))
     assert known.shards
     return replace(known, shards={}).to_bytes()
 
 
 async def test_a_sealed_memory_is_continued_and_proves_a_checkpoint_set_back(audited: Scene) -> None:
     content = audited.memory.kept[NAME]
-    assert Known.from_bytes(Seal(KEYS).open(content, NAME)).shards["shard-orders"].sources
+    assert Known.from_bytes(Seal(KEYS).unseal(content, NAME)).shards["shard-orders"].sources
     again = await audited.audit()
     assert problems(again) == set()
     assert Kind.FIRST_AUDIT not in again.kinds()
@@ -71,9 +71,9 @@ async def test_a_memory_without_a_valid_seal_is_refused_and_kept(audited: Scene,
     head, _, signature = content.split(b".")
     planted = {
         "changed": b".".join([head, base64.urlsafe_b64encode(plain).rstrip(b"="), signature]),
-        "renamed": Seal(KEYS).close(plain, "others"),
+        "renamed": Seal(KEYS).seal(plain, "others"),
         "unsigned": plain,
-        "another key": Seal(OTHERS).close(plain, NAME),
+        "another key": Seal(OTHERS).seal(plain, NAME),
     }[way]
     kept[NAME] = planted
     report = await audited.audit()

@@ -43,7 +43,7 @@ def test_a_forged_record_hides_a_loss_unless_there_is_a_key(play: Play, keys: Ke
         assert (await audit(journal, keys)).sound
         notes = journal.world.store.notes
         ((path, (at, content)),) = notes.items()
-        notes[path] = at, forge(Seal(keys).open(content, path.rpartition("/")[2]), journal)
+        notes[path] = at, forge(Seal(keys).unseal(content, path.rpartition("/")[2]), journal)
         journal.delete(journal.objects[0].fragment)
         await journal.later()
         found = problems(await audit(journal, keys))
@@ -59,14 +59,14 @@ def test_a_changed_renamed_or_foreign_signed_record_is_refused(play: Play) -> No
         assert not problems(await audit(journal))
         ((path, (at, content)), *_) = notes.items()
         name = path.rpartition("/")[2]
-        plain = Seal(KEYS).open(content, name)
+        plain = Seal(KEYS).unseal(content, name)
         head, _, signature = content.split(b".")
         forged = base64.urlsafe_b64encode(forge(plain, journal)).rstrip(b"=")
         later = path.replace(name, f"9{name[1:]}")
         planted = {
             path: b".".join([head, forged, signature]),
             later: content,
-            f"{later[:-8]}.json.gz": Seal(Keys.parse(OTHER)).close(plain, f"{later.rpartition('/')[2][:-8]}.json.gz"),
+            f"{later[:-8]}.json.gz": Seal(Keys.parse(OTHER)).seal(plain, f"{later.rpartition('/')[2][:-8]}.json.gz"),
         }
         for where, data in planted.items():
             before = dict(notes)
@@ -107,12 +107,12 @@ def test_an_audit_without_a_key_does_not_change_signed_records(play: Play) -> No
 def test_only_keys_sign_records() -> None:
     assert Seal.of(KEYS).keys is KEYS
     assert Seal.of(BearerToken.parse("a.b.c")).keys is None
-    assert Seal.of(None).close(b"{}", "one") == b"{}"
-    sealed = Seal(KEYS).close(b"{}", "one")
-    assert Seal(KEYS).open(sealed, "one") == b"{}"
+    assert Seal.of(None).seal(b"{}", "one") == b"{}"
+    sealed = Seal(KEYS).seal(b"{}", "one")
+    assert Seal(KEYS).unseal(sealed, "one") == b"{}"
     with pytest.raises(CorruptData, match="renamed"):
-        Seal(KEYS).open(sealed, "two")
+        Seal(KEYS).unseal(sealed, "two")
     with pytest.raises(InvalidInput, match="no key"):
-        Seal().open(sealed, "one")
+        Seal().unseal(sealed, "one")
     with pytest.raises(CorruptData, match="not signed"):
-        Seal(KEYS).open(b"{}", "one")
+        Seal(KEYS).unseal(b"{}", "one")
