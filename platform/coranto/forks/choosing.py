@@ -161,7 +161,7 @@ def without_hold(source: pb.JournalSpec, name: str) -> pb.JournalSpec:
 
 
 def complete(spec: pb.JournalSpec, extra: pb.LabelSet | None) -> pb.JournalSpec:
-    """Return the spec of a fork that has all of its first content. `extra` labels replace its own of the same names."""
+    """Return the spec of a fork that has all its initial content. `extra` labels replace its own of the same names."""
     done = pb.JournalSpec()
     done.CopyFrom(spec)
     found = labels.without(spec.labels, labels.FORK_STATE)

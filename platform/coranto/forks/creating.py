@@ -5,7 +5,7 @@
 2. The primaries of the sources confirm that they know the holds. From then on no removal of shared content begins.
 3. Unshared content below the offset is appended to the fork: at most a part of one fragment and the unstored
    content.
-4. The fork's first content is compared with its source's, and one more change completes all forks.
+4. The fork's initial content is compared with its source's, and one more change completes all forks.
 
 A crash leaves forks that are forming. The same call continues with them.
 """
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Final
 from coranto.client.values import JournalInfo, Suspend
 from coranto.effects import Clock, SystemClock
 from coranto.errors import EtcdTransactionFailed, InvalidInput, JournalNotFound, JournalSuspended, Unavailable
-from coranto.forks.borders import require_border
+from coranto.forks.boundaries import require_boundary
 from coranto.forks.choosing import choose, complete, fork_at, holding, new_spec
 from coranto.forks.dropping import drop_forks
-from coranto.forks.filling import FirstContent
+from coranto.forks.filling import InitialContent
 from coranto.forks.protecting import ContentRemoved, Making, Protection, latest_time, require_rules
 from coranto.fragments.forks import Fork, counts_in, fork_of
 from coranto.labels import CONTENT_TYPE, NAME, RECOVERY_LOG, label_selector, value_of
@@ -117,7 +117,7 @@ class _Batch:
         self._labels = labels
         self._same_labels = same_labels
         self._clock = clock
-        self._content = FirstContent(client, clock, progress)
+        self._content = InitialContent(client, clock, progress)
         for name, _ in offsets.values():
             validate_journal(name)
         if len({name for name, _ in offsets.values()}) < len(offsets):
@@ -212,7 +212,7 @@ class _Batch:
             fragments = [each if each.end <= stored else replace(each, backing_store="") for each in fragments]
         shared = choose(spec, fragments, offset, head, await latest_time(self._client, self._clock, source.name))
         if offset != head:
-            await require_border(self._client, spec, fragments, shared.begin, offset)
+            await require_boundary(self._client, spec, fragments, shared.begin, offset)
         fork = fork_at(spec, name, offset, shared)
         kept = [each for each in fragments if counts_in(fork.shares, each)]
         return Making(source, fork, new_spec(spec, fork, same_labels=self._same_labels), source.mod_revision, kept)
@@ -255,7 +255,7 @@ class _Batch:
             await drop_forks(self._client, [each.fork.name for each in making])
             raise Unavailable(f"{error}, so that the fork was dropped: fork it again") from error
 
-    # -- 3. The first content ------------------------------------------------------------------------------------------
+    # -- 3. The initial content ----------------------------------------------------------------------------------------
 
     async def _fill(self, making: Making) -> None:
         await self._content.fill(making.fork)

@@ -1,4 +1,4 @@
-"""The first content of a fork that is not shared: appended from its source, and compared with it."""
+"""The initial content of a fork that is not shared: appended from its source, and compared with it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _IN_MEMORY_BYTES: Final = 16 << 20
 """The maximum content of one append in memory; more is in a temporary file."""
 
 
-class FirstContent:
-    """Appends the first content of forks. `progress` counts its bytes."""
+class InitialContent:
+    """Appends the initial content of forks. `progress` counts its bytes."""
 
     def __init__(self, client: JournalClient, clock: Clock, progress: ProgressReport | None) -> None:
         self._client = client
@@ -45,9 +45,9 @@ class FirstContent:
         if at == fork.offset:
             return
         known = [info.fragment.end for info in await self._client.fragments(fork.source)]
-        borders = sorted({fork.offset, *(end for end in known if at < end < fork.offset)})
+        boundaries = sorted({fork.offset, *(end for end in known if at < end < fork.offset)})
         while at < fork.offset:
-            end = borders[bisect_right(borders, at)]
+            end = boundaries[bisect_right(boundaries, at)]
             try:
                 await self._append(fork, at, end)
             except WrongAppendOffset:

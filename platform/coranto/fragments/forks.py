@@ -2,7 +2,7 @@
 
 A fork of a *source* has the source's bytes up to the *fork offset*, where the two diverge. It shares the source's
 stored fragments up to its *shared end*: their files stay in the source's folder, and are not copied. The rest up to the
-fork offset is appended to the fork as its own first content.
+fork offset is appended to the fork as its own initial content.
 
 All of this is in labels, so it is invisible to Gazette's clients:
 

@@ -275,14 +275,14 @@ def test_no_fragment_of_a_fork_begins_within_a_message(monkeypatch: pytest.Monke
     """Neither at the ends of readers' chunks, nor where the first fragment ends early."""
 
     async def test(cluster: Cluster, client: JournalClient) -> None:
-        read = filling.FirstContent._read
+        read = filling.InitialContent._read
 
-        async def torn(self: filling.FirstContent, journal: str, begin: int, end: int) -> AsyncGenerator[Chunk]:
+        async def torn(self: filling.InitialContent, journal: str, begin: int, end: int) -> AsyncGenerator[Chunk]:
             async for chunk in read(self, journal, begin, end):
                 for at in range(0, len(chunk.content), 700):
                     yield Chunk(chunk.offset + at, chunk.content[at : at + 700], chunk.write_head)
 
-        monkeypatch.setattr(filling.FirstContent, "_read", torn)
+        monkeypatch.setattr(filling.InitialContent, "_read", torn)
         await client._clock.sleep(90)  # All of it is too old to be shared.
         for piece in PIECES[:3]:
             await client.append(SOURCE, piece)
@@ -290,11 +290,11 @@ def test_no_fragment_of_a_fork_begins_within_a_message(monkeypatch: pytest.Monke
         for piece in PIECES:
             await client.append(FORK, piece)
         await client._clock.sleep(2)
-        borders = set(accumulate(map(len, [*PIECES, *PIECES[:3], *PIECES]), initial=0))
+        boundaries = set(accumulate(map(len, [*PIECES, *PIECES[:3], *PIECES]), initial=0))
         begins = {each.fragment.begin for each in await client.fragments(FORK)}
         assert made.shares == ()
         assert min(begins) == made.begin
-        assert begins <= borders
+        assert begins <= boundaries
 
     on_cluster(test, retention=100)
 
@@ -303,16 +303,16 @@ def test_concurrent_calls_for_the_same_fork_append_nothing_twice(monkeypatch: py
     """This includes offset 0, where an append cannot be fenced by its offset alone."""
 
     async def test(cluster: Cluster, client: JournalClient) -> None:
-        append, waiting, both = filling.FirstContent._append, list[int](), asyncio.Event()
+        append, waiting, both = filling.InitialContent._append, list[int](), asyncio.Event()
 
-        async def together(self: filling.FirstContent, made: Fork, begin: int, end: int) -> None:
+        async def together(self: filling.InitialContent, made: Fork, begin: int, end: int) -> None:
             waiting.append(begin)
             if len(waiting) == 2:
                 both.set()
             await both.wait()
             await append(self, made, begin, end)
 
-        monkeypatch.setattr(filling.FirstContent, "_append", together)
+        monkeypatch.setattr(filling.InitialContent, "_append", together)
         await cluster.create(spec("shop/returns"))
         await client.append("shop/returns", PIECES[0])
         made, again = await asyncio.gather(*(fork(client, "shop/returns", "what-if/returns") for _ in range(2)))

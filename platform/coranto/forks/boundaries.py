@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from coranto.client import JournalClient
 
 
-async def require_border(
+async def require_boundary(
     client: JournalClient, spec: pb.JournalSpec, fragments: Sequence[Fragment], begin: int, offset: int
 ) -> None:
     """Raise InvalidInput if a message of the journal continues at `offset`, by the journal's content type.
@@ -27,15 +27,15 @@ async def require_border(
         return
     kind = labels.value_of(spec.labels, labels.CONTENT_TYPE)
     if kind in labels.LINE_TYPES:
-        is_border = await client.read_all(spec.name, offset - 1, offset) == b"\n"
+        is_boundary = await client.read_all(spec.name, offset - 1, offset) == b"\n"
     elif kind == labels.FIXED_FRAMES:
         start = max((each.begin for each in fragments if each.begin < offset), default=begin)
         content = await client.read_all(spec.name, start, offset)
         at = 0
         while 0 <= at < len(content):
             at = frame_end(content, at)
-        is_border = at == len(content)
+        is_boundary = at == len(content)
     else:
         return
-    if not is_border:
+    if not is_boundary:
         raise InvalidInput(f"{offset} is within a message of {spec.name}: give the offset where one begins", field="at")
