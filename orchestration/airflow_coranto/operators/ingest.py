@@ -75,8 +75,8 @@ class IngestOperator(BaseOperator):
                 after = positions_after(client, before)
         emit_growth(context, self.outlets, self.cluster, before, after)
         self.log.info("Ingested %d rows into %s in %d transactions", report.rows, spec.stream, report.batches)
-        if report.letters:
-            self.log.warning("%d rows cannot be events, and went to the dead letters", report.letters)
+        if report.dead_letters:
+            self.log.warning("%d rows cannot be events, and went to the dead letters", report.dead_letters)
         for split, count in report.progress.lost.items():
             self.log.warning("%d rows of %s were gone before they were read", count, split)
         if self._is_killed:
@@ -85,7 +85,7 @@ class IngestOperator(BaseOperator):
             )
         return {
             "rows": report.rows,
-            "dead_letters": report.letters,
+            "dead_letters": report.dead_letters,
             "transactions": report.batches,
             "lost": dict(report.progress.lost),
             "positions": dict(report.progress.splits),

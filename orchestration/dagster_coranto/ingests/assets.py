@@ -117,7 +117,7 @@ class IngestStep:
 
     @staticmethod
     def _metadata(state: IngestState, report: IngestReport) -> dict[str, Any]:
-        return state.metadata(rows=report.rows, dead_letters=report.letters, transactions=report.batches)
+        return state.metadata(rows=report.rows, dead_letters=report.dead_letters, transactions=report.batches)
 
 
 def build_ingest_asset(

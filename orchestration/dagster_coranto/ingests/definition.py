@@ -104,7 +104,7 @@ class IngestState:
             }
             for split in sorted({*progress.splits, *self.behind})
         ]
-        given = {"rows": progress.rows, "dead_letters": progress.letters} | more
+        given = {"rows": progress.rows, "dead_letters": progress.dead_letters} | more
         return dict(
             IngestMetadataSet(
                 **given,

@@ -68,9 +68,9 @@ def run(
         note(f"{spec.name}: from {spec.kind} to stream {spec.stream}" + (", until it is stopped" if follow else ""))
         report = await ingest.run(follow=follow)
         lost = sum(report.progress.lost.values())
-        letters = f", {report.letters} dead letters" if report.letters else ""
+        dead_letters = f", {report.dead_letters} dead letters" if report.dead_letters else ""
         gone = f"; {lost} rows were gone from the source before they were read" if lost else ""
-        typer.echo(f"{spec.name}: {report.rows} rows{letters} in {report.batches} transactions{gone}")
+        typer.echo(f"{spec.name}: {report.rows} rows{dead_letters} in {report.batches} transactions{gone}")
 
     stopper: list[Callable[[], object]] = []
     with _stopped_by_signals(stopper):
@@ -104,8 +104,8 @@ def status(
         for split in sorted({*progress.splits, *(lag or {})})
     ]
     copy = CopyStatus(spec.name, spec.kind, f"stream {spec.stream}", progress.rows, parts, "rows or bytes")
-    more = {"source_id": progress.source, "dead_letters": progress.letters, "lost": progress.lost}
-    print_status(copy, output, more, f"{progress.letters} dead letters")
+    more = {"source_id": progress.source, "dead_letters": progress.dead_letters, "lost": progress.lost}
+    print_status(copy, output, more, f"{progress.dead_letters} dead letters")
     if problem:
         note(f"the rows behind are not known: {problem}")
 

@@ -27,7 +27,7 @@ from coranto.errors import (
     SourceChanged,
 )
 from coranto.ingest.progress import load, next_batch
-from coranto.ingest.rows import RowEncoder, encode_rows, letter_of
+from coranto.ingest.rows import RowEncoder, dead_letter_of, encode_rows
 from coranto.ingest.runs import IngestOptions, RunningIngest, prepare
 from coranto.ingest.source import Poison, Position, Read, RowSource, SourceRow
 from coranto.ingest.spec import IngestSpec
@@ -36,7 +36,7 @@ from coranto.streams.writer.multi_key.numbered import LastBatch
 
 LAG_SECONDS: Final = 10.0
 """The time between two measurements of the lag."""
-_LETTER_BYTES: Final = 256
+_DEAD_LETTER_BYTES: Final = 256
 _IDLE_SECONDS: Final = 1.0
 """The maximum wait for rows before the previous commit is awaited."""
 
@@ -49,7 +49,7 @@ class _Batch:
 
     keys: list[str] = field(default_factory=list)
     events: list[bytes] = field(default_factory=list)
-    letters: list[Mapping[str, object]] = field(default_factory=list)
+    dead_letters: list[Mapping[str, object]] = field(default_factory=list)
     positions: dict[str, Position] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
     size: int = 0
@@ -141,28 +141,28 @@ class Ingest(RunningIngest):
             if poison and not spec.keeps_poison:
                 batch.poison = PoisonRow(spec.kind, read.split, poison[0].place, poison[0].problem)
                 return
-            letters = [letter_of(spec.name, read.split, row) for row in poison]
+            dead_letters = [dead_letter_of(spec.name, read.split, row) for row in poison]
             batch.keys += keys
             batch.events += events
-            batch.letters += letters
+            batch.dead_letters += dead_letters
             batch.positions[read.split] = read.position
             if read.lost:
                 batch.lost[read.split] = batch.lost.get(read.split, 0) + read.lost
             batch.size += sum(map(len, events))
-            batch.size += sum(_LETTER_BYTES + len(str(each.get("value", ""))) for each in letters)
+            batch.size += sum(_DEAD_LETTER_BYTES + len(str(each.get("value", ""))) for each in dead_letters)
 
     async def _commit(self, writer: BatchWriter[Any], last: LastBatch, batch: _Batch) -> LastBatch:
         name, began = self.spec.name, self._clock.monotonic()
         await self._source.confirm()
         progress = self._report.progress.after(
-            self._identity, batch.positions, batch.lost, len(batch.events), len(batch.letters)
+            self._identity, batch.positions, batch.lost, len(batch.events), len(batch.dead_letters)
         )
         decided = await writer.commit_batch(
-            next_batch(name, last, progress, batch.positions, batch.letters), batch.keys, batch.events
+            next_batch(name, last, progress, batch.positions, batch.dead_letters), batch.keys, batch.events
         )
         self._report.progress = progress
         size = sum(map(len, batch.events))
-        self._count(len(batch.events), size, len(batch.letters), sum(batch.lost.values()), began)
+        self._count(len(batch.events), size, len(batch.dead_letters), sum(batch.lost.values()), began)
         for split, count in batch.lost.items():
             _log.warning("ingest.rows_lost", ingest=name, split=split, rows=count)
         await self._source.committed(progress.splits)

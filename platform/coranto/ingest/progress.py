@@ -28,20 +28,20 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class IngestProgress:
-    """The committed part of an ingest. `lost`, `rows` and `letters` count from its first batch on."""
+    """The committed part of an ingest. `lost`, `rows` and `dead_letters` count from its first batch on."""
 
     source: str = ""
     """The identity of the other system; empty before the first batch."""
     splits: dict[str, Position] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
     rows: int = 0
-    letters: int = 0
+    dead_letters: int = 0
     changed_bytes: int = 0
     """The bytes of the records after the last complete one."""
     complete_bytes: int = 0
 
     def after(
-        self, source: str, changes: Mapping[str, Position], lost: Mapping[str, int], rows: int, letters: int
+        self, source: str, changes: Mapping[str, Position], lost: Mapping[str, int], rows: int, dead_letters: int
     ) -> Self:
         """Return the progress after a batch with these changes."""
         return replace(
@@ -50,7 +50,7 @@ class IngestProgress:
             splits={**self.splits, **changes},
             lost={**self.lost, **{split: self.lost.get(split, 0) + count for split, count in lost.items()}},
             rows=self.rows + rows,
-            letters=self.letters + letters,
+            dead_letters=self.dead_letters + dead_letters,
         )
 
     def record(self, changes: Mapping[str, Position], *, is_first: bool) -> tuple[dict[str, object], bool]:
@@ -80,7 +80,7 @@ class IngestProgress:
             "splits": dict(splits),
             "lost": self.lost,
             "rows": self.rows,
-            "letters": self.letters,
+            "letters": self.dead_letters,
         }
 
     def apply(self, record: Mapping[str, Any]) -> None:
@@ -88,7 +88,7 @@ class IngestProgress:
         try:
             splits = {**({} if record["complete"] else self.splits), **record["splits"]}
             self.source, self.splits, self.lost = str(record["source"]), splits, dict(record["lost"])
-            self.rows, self.letters = int(record["rows"]), int(record["letters"])
+            self.rows, self.dead_letters = int(record["rows"]), int(record["letters"])
             size = len(json.dumps(record, separators=(",", ":")))
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptData(f"a record of an ingest's progress cannot be read: {error!r}") from error
@@ -145,8 +145,8 @@ def next_batch(
     known: LastBatch,
     progress: IngestProgress,
     changes: Mapping[str, Position],
-    letters: list[Mapping[str, object]],
+    dead_letters: list[Mapping[str, object]],
 ) -> NumberedBatch:
     """Return the batch that ends at this progress. Raises InvalidInput for too many splits."""
     record, is_complete = progress.record(changes, is_first=not known.number)
-    return NumberedBatch(name, known, record, is_complete, letters)
+    return NumberedBatch(name, known, record, is_complete, dead_letters)

@@ -209,7 +209,7 @@ def plain(value: Any) -> Any:
     raise InvalidInput(f"has a value of {type(value).__name__}, which JSON cannot express")
 
 
-def letter_of(source: str, split: str, poison: Poison) -> dict[str, object]:
+def dead_letter_of(source: str, split: str, poison: Poison) -> dict[str, object]:
     """Return the dead letter of a poison row: its place, the problem, and its key and value in base64."""
     letter: dict[str, object] = {
         "ingest": source,

@@ -39,7 +39,7 @@ class IngestReport:
     """The number of rows, dead letters and transactions of one run, and the progress at its end."""
 
     rows: int = 0
-    letters: int = 0
+    dead_letters: int = 0
     batches: int = 0
     progress: IngestProgress = field(default_factory=IngestProgress)
 
@@ -106,7 +106,7 @@ class RunningIngest:
                 _log.info("ingest.overtaken", ingest=self.spec.name, stream=self.spec.stream, error=str(error))
                 delay: float | None = overtaken.failed(self._clock.monotonic())
             except CorantoError as error:
-                if not may_pass(error):
+                if not is_transient(error):
                     raise
                 self.metrics.failures.labels(self.spec.name).inc()
                 if self._report.batches > before:
@@ -126,16 +126,16 @@ class RunningIngest:
         """Ingest from the progress in the stream to the end of the source. Raises Fenced, and other errors of `run`."""
         raise NotImplementedError
 
-    def _count(self, rows: int, size: int, letters: int, lost: int, began: float) -> None:
+    def _count(self, rows: int, size: int, dead_letters: int, lost: int, began: float) -> None:
         """Count a committed batch."""
         metrics, name, report = self.metrics, self.spec.name, self._report
         report.rows += rows
-        report.letters += letters
+        report.dead_letters += dead_letters
         report.batches += 1
         metrics.batches.labels(name).inc()
         metrics.rows.labels(name).inc(rows)
         metrics.bytes.labels(name).inc(size)
-        metrics.dead_letters.labels(name).inc(letters)
+        metrics.dead_letters.labels(name).inc(dead_letters)
         metrics.lost.labels(name).inc(lost)
         metrics.committed_at.labels(name).set(self._clock.now())
         metrics.commit_seconds.labels(name).observe(self._clock.monotonic() - began)
@@ -150,7 +150,7 @@ class RunningIngest:
                 each.cancel()
 
 
-def may_pass(error: CorantoError) -> bool:
+def is_transient(error: CorantoError) -> bool:
     """Return True if a new session from the committed progress may succeed."""
     return error.retriable or error.outcome is Outcome.UNKNOWN or isinstance(error, StreamChanged | TransactionTimeout)
 

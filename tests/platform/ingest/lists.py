@@ -142,7 +142,7 @@ async def numbers(client: JournalClient) -> list[tuple[str, int]]:
     return sorted((each["split"], each["n"]) for each in await events(client))
 
 
-async def letters(client: JournalClient, stream: str = STREAM) -> list[Any]:
+async def dead_letters(client: JournalClient, stream: str = STREAM) -> list[Any]:
     journal = dead_letters_journal(stream)
     content = await client.read_all(journal, 0, await client.head(journal))
 

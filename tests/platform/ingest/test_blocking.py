@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def given(folder: Path) -> Any:
-    options = FileOptions(f"file://{folder}/", "*.jsonl", look_seconds=0.05)
+    options = FileOptions(f"file://{folder}/", "*.jsonl", poll_seconds=0.05)
     return spec(kind="files", options=options, stream=f"shop/{folder.name}", batch_seconds=0.05)
 
 

@@ -105,7 +105,7 @@ def test_the_tables_name_every_option_and_metric() -> None:
     kafka, files = PAGE.split("## Kafka")[1].split("## Files")
     files, postgres = files.split("## PostgreSQL")
     names = {"client": "options", "from_end": "start", "accepts_loss": "lost", "restarts": "recreated"}
-    names |= {"look_seconds": "look", "ignores_changes": "changed"}
+    names |= {"poll_seconds": "look", "ignores_changes": "changed"}
     names |= {"omits_toast": "toast", "transaction_bytes": "transaction", "divides": "larger"}
     for part, kind in ((kafka, KafkaOptions), (files, FileOptions), (postgres, PostgresOptions)):
         for field in kind.__dataclass_fields__:

@@ -24,7 +24,7 @@ from coranto.streams.control.scaling import Split
 from coranto.streams.model.stream import transactions_journal
 from coranto.testing.cluster import STORE_URL
 from coranto.types import JsonForm, MessageType, TypeRegistry, parse_fields
-from tests.platform.ingest.lists import STREAM, Lists, Unreliable, events, ingest, letters, numbers, spec, until
+from tests.platform.ingest.lists import STREAM, Lists, Unreliable, dead_letters, events, ingest, numbers, spec, until
 
 
 def lists(count: int = 20, splits: int = 3) -> dict[str, list[Any]]:
@@ -38,7 +38,7 @@ def rows(given: dict[str, list[Any]]) -> list[tuple[str, int]]:
 async def test_rows_become_events_with_their_key_and_origin(client: JournalClient) -> None:
     given = {"a": [0, 1, 2]}
     report = await ingest(client, Lists(given)).run()
-    assert (report.rows, report.letters, report.progress.splits) == (3, 0, {"a": 3})
+    assert (report.rows, report.dead_letters, report.progress.splits) == (3, 0, {"a": 3})
     found = {each["n"]: each for each in await events(client)}
     assert found.keys() == {0, 1, 2}
     assert (found[1]["_meta"]["at"], found[1]["split"]) == (1, "a")
@@ -141,10 +141,10 @@ async def test_poison_rows_are_kept_in_the_same_transaction(client: JournalClien
     given: dict[str, list[Any]] = {"a": [0, "x", 1], "b": ["y"]}
     keeping = spec(keeps_poison=True)
     report = await ingest(client, Lists(given), given=keeping).run()
-    assert (report.rows, report.letters) == (2, 2)
+    assert (report.rows, report.dead_letters) == (2, 2)
     await ingest(client, Lists(given), given=keeping).run()
     assert await numbers(client) == [("a", 0), ("a", 1)]
-    assert await letters(client) == [
+    assert await dead_letters(client) == [
         {
             "ingest": "loads",
             "split": "a",
@@ -180,7 +180,7 @@ async def test_a_field_can_be_the_key_and_rows_are_checked_by_their_type(client:
 
 async def test_dead_letters_of_invalid_rows_have_their_key_and_value(client: JournalClient) -> None:
     await ingest(client, Lists({"a": [7]}), given=spec(key="customer", keeps_poison=True)).run()
-    [letter] = await letters(client)
+    [letter] = await dead_letters(client)
     assert base64.b64decode(letter["value"]) == b'{"split": "a", "n": 7}'
     assert base64.b64decode(letter["key"]) == b"key-2"
     assert letter["place"] == '{"at":0}'

@@ -22,7 +22,7 @@ def test_records_restore_the_progress_and_complete_ones_stay_rare() -> None:
         assert complete or number
         sizes[complete] += len(json.dumps(record))
         found.apply({"complete": complete, **record})
-    assert (found.splits, found.lost, found.rows, found.letters) == (now.splits, {"split-1": 1}, 6000, 3000)
+    assert (found.splits, found.lost, found.rows, found.dead_letters) == (now.splits, {"split-1": 1}, 6000, 3000)
     assert (found.changed_bytes, found.complete_bytes) == pytest.approx((now.changed_bytes, now.complete_bytes), 0.2)
     assert 0 < sizes[True] < sizes[False] / 2
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
 from coranto.ingest import rows
-from coranto.ingest.rows import RowEncoder, UnparsedRows, encode_rows, letter_of, parse_object, plain
+from coranto.ingest.rows import RowEncoder, UnparsedRows, dead_letter_of, encode_rows, parse_object, plain
 from coranto.ingest.source import Poison, SourceRow
 from coranto.messages.uuids import Flags, ProducerId, build_uuid
 from coranto.streams.model.events import JsonEvents
@@ -219,7 +219,12 @@ def test_plain_values() -> None:
 
 
 def test_a_dead_letter_has_every_byte() -> None:
-    letter = letter_of("loads", "a/0", Poison("offset 3", "is not JSON", b"\xff", b"\x00"))
+    letter = dead_letter_of("loads", "a/0", Poison("offset 3", "is not JSON", b"\xff", b"\x00"))
     assert base64.b64decode(str(letter["value"])) == b"\x00"
     assert base64.b64decode(str(letter["key"])) == b"\xff"
-    assert letter_of("loads", "a/0", Poison("offset 3", "is long")).keys() == {"ingest", "split", "place", "problem"}
+    assert dead_letter_of("loads", "a/0", Poison("offset 3", "is long")).keys() == {
+        "ingest",
+        "split",
+        "place",
+        "problem",
+    }

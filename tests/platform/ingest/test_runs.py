@@ -15,7 +15,7 @@ from coranto.errors import (
     TransactionTimeout,
     Unavailable,
 )
-from coranto.ingest.runs import may_pass, prepare
+from coranto.ingest.runs import is_transient, prepare
 from tests.platform.ingest.lists import spec
 
 
@@ -43,4 +43,4 @@ async def test_a_missing_stream_without_create_is_an_error(client: JournalClient
     ids=repr,
 )
 def test_temporary_failures(error: CorantoError, passes: bool) -> None:
-    assert may_pass(error) is passes
+    assert is_transient(error) is passes

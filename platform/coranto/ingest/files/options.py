@@ -28,7 +28,7 @@ class FileOptions:
     """The types of CSV columns that are not text."""
     delimiter: str = ","
     ignores_changes: bool = False
-    look_seconds: float = 10.0
+    poll_seconds: float = 10.0
     """The time between two listings for new files."""
 
     @property

@@ -70,8 +70,8 @@ class FileSource:
         if self._current is None and not self._waiting:
             if not self._follow:
                 return None
-            if time.monotonic() - self._listed < self._options.look_seconds:
-                await asyncio.sleep(min(POLL_SECONDS, self._options.look_seconds))
+            if time.monotonic() - self._listed < self._options.poll_seconds:
+                await asyncio.sleep(min(POLL_SECONDS, self._options.poll_seconds))
                 return []
             await self._list_files()
             return []

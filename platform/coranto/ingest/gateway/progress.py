@@ -9,7 +9,7 @@ from typing import Any, Final
 from coranto.errors import CorruptData
 from coranto.ingest.progress import IngestProgress
 from coranto.ingest.source import Position
-from coranto.ingest.webhook.keys import KeyWindow, decode, encode
+from coranto.ingest.webhook.keys import DeduplicationWindow, decode, encode
 
 GATEWAY_SECONDS: Final = 86400.0
 """The time to remember a gateway that commits nothing, unless the window of keys is longer."""
@@ -23,7 +23,7 @@ class WebhookProgress(IngestProgress):
     length of the window.
     """
 
-    keys: KeyWindow = field(default_factory=lambda: KeyWindow(0.0))
+    keys: DeduplicationWindow = field(default_factory=lambda: DeduplicationWindow(0.0))
     at: float = 0.0
     new: bytes = b""
     seconds: float = 0.0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from coranto.ingest.webhook.keys import ANY_BODY, KeyWindow
+from coranto.ingest.webhook.keys import ANY_BODY, DeduplicationWindow
 
 
 class Committed(NamedTuple):
@@ -43,7 +43,7 @@ class Request:
     keys: Sequence[str]
     """The routing keys of the events."""
     events: Sequence[bytes]
-    letters: Sequence[Mapping[str, object]]
+    dead_letters: Sequence[Mapping[str, object]]
     size: int
     done: asyncio.Future[Committed] = field(init=False)
     """The outcome. Set by `put`, which runs on the loop; a request may be made in any thread."""
@@ -94,7 +94,7 @@ class RequestQueue:
         self.grown.set()
         return request
 
-    def leave(self, request: Request) -> None:
+    def remove_waiter(self, request: Request) -> None:
         """Remove a waiting caller. Drops a request that was not taken and has no more callers."""
         request.waiting -= 1
         if not request.waiting and not request.number and not request.done.done():
@@ -102,7 +102,7 @@ class RequestQueue:
             request.done.cancel()
             self._forget(request)
 
-    def take(self, max_bytes: int, keys: KeyWindow) -> list[Request]:
+    def take(self, max_bytes: int, keys: DeduplicationWindow) -> list[Request]:
         """Return requests of about `max_bytes` bytes for an attempt. Answers requests whose keys are known."""
         size = sum(each.size for each in self._taken)
         while self._queue and (not self._taken or size + self._queue[0].size <= max_bytes):
@@ -116,7 +116,7 @@ class RequestQueue:
             self.grown.clear()
         return list(self._taken)
 
-    def settle(self, number: int, keys: KeyWindow) -> None:
+    def settle(self, number: int, keys: DeduplicationWindow) -> None:
         """Answer taken requests that are committed: by this gateway up to `number`, or by others, as `keys` shows."""
         taken, self._taken = self._taken, []
         for request in taken:
@@ -133,7 +133,7 @@ class RequestQueue:
             self._end(request, GatewayEnded())
         self._taken, self._queue = [], deque()
 
-    def _is_known(self, request: Request, keys: KeyWindow) -> bool:
+    def _is_known(self, request: Request, keys: DeduplicationWindow) -> bool:
         """Answer a request if its key is known. Returns False if not."""
         digest = None if request.digest is None else keys.get(request.id)
         if digest is None:

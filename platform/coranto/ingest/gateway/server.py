@@ -22,7 +22,7 @@ from multidict import CIMultiDictProxy
 
 from coranto.errors import ClusterError, InvalidInput
 from coranto.ingest.gateway.queue import GatewayEnded, KeyUsed, Request, WindowFull
-from coranto.ingest.rows import RowEncoder, encode_rows, letter_of
+from coranto.ingest.rows import RowEncoder, dead_letter_of, encode_rows
 from coranto.ingest.source import Poison
 from coranto.ingest.webhook.bodies import JSON, LINES, field_of, has_known_type, parts_of, rows_of
 from coranto.ingest.webhook.keys import ANY_BODY, KEY_BYTES, digest_of, key_of
@@ -240,15 +240,15 @@ class WebhookServer:
         )
         if poison and not spec.keeps_poison:
             raise Refused(400, f"{poison[0].place} {poison[0].problem}")
-        letters = [letter_of(spec.name, f"request {name}", row) for row in poison]
+        dead_letters = [dead_letter_of(spec.name, f"request {name}", row) for row in poison]
         answer: _Answer = {"request": name, "events": len(events)}
-        if letters:
-            answer["dead_letters"] = len(letters)
-        size = sum(map(len, events)) + sum(len(str(each.get("value", ""))) for each in letters)
-        return Request(id, digest if key else None, keys, events, letters, size), answer
+        if dead_letters:
+            answer["dead_letters"] = len(dead_letters)
+        size = sum(map(len, events)) + sum(len(str(each.get("value", ""))) for each in dead_letters)
+        return Request(id, digest if key else None, keys, events, dead_letters, size), answer
 
     async def _commit(self, request: Request | None, answer: _Answer) -> tuple[int, _Answer]:
-        if request is None or not (request.events or request.letters):
+        if request is None or not (request.events or request.dead_letters):
             return 200, answer
         self._ingest.hold(request.size)
         try:

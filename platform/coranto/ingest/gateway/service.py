@@ -25,7 +25,7 @@ from coranto.ingest.progress import catch_up, load_into, next_batch
 from coranto.ingest.rows import RowEncoder
 from coranto.ingest.runs import IngestOptions, IngestReport, RunningIngest, prepare
 from coranto.ingest.spec import IngestSpec
-from coranto.ingest.webhook.keys import KeyWindow, pack
+from coranto.ingest.webhook.keys import DeduplicationWindow, pack
 from coranto.ingest.webhook.options import WebhookOptions
 from coranto.streams.writer.multi_key.batch_writer import BatchWriter
 from coranto.streams.writer.multi_key.numbered import LastBatch
@@ -92,7 +92,7 @@ class WebhookIngest(RunningIngest):
         try:
             done = await asyncio.shield(request.done)
         finally:
-            self._queue.leave(request)
+            self._queue.remove_waiter(request)
         if done.is_duplicate or not is_first:
             self.webhooks.duplicates.labels(self.spec.name).inc()
         return done if is_first else Committed(True)
@@ -149,7 +149,7 @@ class WebhookIngest(RunningIngest):
 
     async def _load(self, writer: BatchWriter[Any]) -> tuple[LastBatch, WebhookProgress]:
         seconds = self.options.window_seconds
-        new = WebhookProgress(keys=KeyWindow(seconds), seconds=seconds)
+        new = WebhookProgress(keys=DeduplicationWindow(seconds), seconds=seconds)
         return await load_into(new, writer, self.spec.name, accept_loss=self._accept_loss)
 
     async def _batches(self, writer: BatchWriter[Any], last: LastBatch) -> None:
@@ -210,14 +210,14 @@ class WebhookIngest(RunningIngest):
         began, at, name = self._clock.monotonic(), round(self._clock.now(), 3), self.spec.name
         keys = [key for each in batch for key in each.keys]
         events = [event for each in batch for event in each.events]
-        letters = [letter for each in batch for letter in each.letters]
+        dead_letters = [letter for each in batch for letter in each.dead_letters]
         changes = {self._gateway: [batch[-1].number, at]}
-        progress = self._progress.after(_SOURCE, changes, {}, len(events), len(letters))
+        progress = self._progress.after(_SOURCE, changes, {}, len(events), len(dead_letters))
         progress.at, progress.new = at, pack((each.id, each.digest) for each in batch if each.digest is not None)
-        planned = replace(next_batch(name, last, progress, changes, letters), in_turn=True)
+        planned = replace(next_batch(name, last, progress, changes, dead_letters), in_turn=True)
         decided = await writer.commit_batch(planned, keys, events)
         progress.keys.add(at, progress.new)
         self._progress = progress
-        self._count(len(events), sum(map(len, events)), len(letters), 0, began)
+        self._count(len(events), sum(map(len, events)), len(dead_letters), 0, began)
         self._queue.settle(batch[-1].number, progress.keys)
         return decided

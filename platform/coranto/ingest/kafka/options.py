@@ -60,7 +60,7 @@ class KafkaOptions:
     accepts_loss: bool = False
     restarts: bool = False
     """True to read a recreated topic from its beginning; otherwise it is an error."""
-    look_seconds: float = 10.0
+    poll_seconds: float = 10.0
     operation: str = ""
     """The field that is `delete` in the event of a tombstone; empty for none."""
     client: Mapping[str, str] = field(default_factory=dict)

@@ -212,7 +212,7 @@ class KafkaSource:
     def _read_alone(self, max_bytes: int) -> list[Read]:
         if self._consumer is None:
             return []  # It was closed.
-        if self._follow and time.monotonic() - self._checked_at >= self._options.look_seconds:
+        if self._follow and time.monotonic() - self._checked_at >= self._options.poll_seconds:
             self._assign(self._known.topics(), {})
         count = _FIRST_RECORDS if not self._record_bytes else max_bytes // self._record_bytes
         try:

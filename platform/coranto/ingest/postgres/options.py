@@ -39,7 +39,7 @@ class PostgresOptions:
     """The maximum bytes of changes of a transaction that is not divided."""
     divides: bool = False
     """True to divide larger transactions; otherwise they are an error."""
-    look_seconds: float = 10.0
+    poll_seconds: float = 10.0
     """The time between two checks for new tables and columns."""
 
     @property

@@ -221,7 +221,7 @@ class PostgresSource:
         if len(unread) == 1 and read.position["done"]:
             snapshot.close()
             self._snapshot = None
-            self._checked_at = time.monotonic() - self._options.look_seconds  # Check now.
+            self._checked_at = time.monotonic() - self._options.poll_seconds  # Check now.
             _log.info("ingest.snapshot_ends", slot=self._slot, position=format_lsn(snapshot.lsn))
         return [read]
 
@@ -246,7 +246,7 @@ class PostgresSource:
     # -- Tables --------------------------------------------------------------------------------------------------------
 
     def _is_check_due(self) -> bool:
-        return time.monotonic() - self._checked_at >= self._options.look_seconds
+        return time.monotonic() - self._checked_at >= self._options.poll_seconds
 
     def _check(self) -> None:
         """Check for new tables and changed columns. Raises the errors of `tables_of`."""

@@ -29,7 +29,7 @@ def digest_of(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
 
 
-class KeyWindow:
+class DeduplicationWindow:
     """A window of keys, which expire `seconds` after their batch. Add batches in the order of their decisions."""
 
     def __init__(self, seconds: float) -> None:

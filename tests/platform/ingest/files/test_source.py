@@ -26,7 +26,7 @@ from tests.platform.ingest.lists import events, ingest, spec, until
 from tests.servers.s3 import S3Server
 
 FILES = spec(kind="files", batch_bytes=2000)
-OPTIONS = FileOptions("file:///in/", "*.jsonl", look_seconds=0.05)
+OPTIONS = FileOptions("file:///in/", "*.jsonl", poll_seconds=0.05)
 
 
 @pytest.fixture

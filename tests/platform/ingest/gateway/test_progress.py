@@ -10,11 +10,11 @@ import pytest
 
 from coranto.errors import CorruptData
 from coranto.ingest.gateway.progress import GATEWAY_SECONDS, WebhookProgress
-from coranto.ingest.webhook.keys import KeyWindow, pack
+from coranto.ingest.webhook.keys import DeduplicationWindow, pack
 
 
 def new(seconds: float) -> WebhookProgress:
-    return WebhookProgress(keys=KeyWindow(seconds), seconds=seconds)
+    return WebhookProgress(keys=DeduplicationWindow(seconds), seconds=seconds)
 
 
 def test_records_since_a_complete_one_restore_the_progress() -> None:

@@ -7,21 +7,21 @@ import asyncio
 import pytest
 
 from coranto.ingest.gateway.queue import Committed, GatewayEnded, KeyUsed, Request, RequestQueue
-from coranto.ingest.webhook.keys import ANY_BODY, KeyWindow, pack
+from coranto.ingest.webhook.keys import ANY_BODY, DeduplicationWindow, pack
 
 
 def request(name: str, digest: bytes | None = b"d" * 8, size: int = 10) -> Request:
     return Request(name.encode().ljust(16), digest, [], [], [], size)
 
 
-def known(*requests: Request) -> KeyWindow:
-    window = KeyWindow(10.0)
+def known(*requests: Request) -> DeduplicationWindow:
+    window = DeduplicationWindow(10.0)
     window.add(1.0, pack((each.id, each.digest or b"") for each in requests))
     return window
 
 
 async def test_attempts_of_unknown_outcome_are_repeated_with_the_same_numbers() -> None:
-    queue, none = RequestQueue(lambda size: None), KeyWindow(10.0)
+    queue, none = RequestQueue(lambda size: None), DeduplicationWindow(10.0)
     first, second, third = (queue.put(request(name, None)) for name in "abc")
     assert queue.take(20, none) == [first, second]
     assert queue.take(20, none) == [first, second]
@@ -38,7 +38,7 @@ async def test_known_keys_are_answered() -> None:
     queue = RequestQueue(released.append)
     taken, waiting = queue.put(request("a")), queue.put(request("b"))
     other = queue.put(request("c", b"e" * 8))
-    assert queue.take(10, KeyWindow(10.0)) == [taken]
+    assert queue.take(10, DeduplicationWindow(10.0)) == [taken]
     window = known(request("a"), request("b"), request("c"))
     queue.settle(0, window)
     assert taken.done.result() == Committed(True)
@@ -65,12 +65,12 @@ async def test_a_request_without_callers_is_dropped_unless_it_was_taken() -> Non
     released: list[int] = []
     queue = RequestQueue(released.append)
     taken, dropped = queue.put(request("a", size=1)), queue.put(request("b", size=2))
-    assert queue.take(1, KeyWindow(10.0)) == [taken]
+    assert queue.take(1, DeduplicationWindow(10.0)) == [taken]
     taken.waiting, dropped.waiting = 1, 2
-    queue.leave(dropped)
+    queue.remove_waiter(dropped)
     assert len(queue) == 2
-    queue.leave(dropped)
-    queue.leave(taken)
+    queue.remove_waiter(dropped)
+    queue.remove_waiter(taken)
     assert (released, len(queue)) == ([2], 1)
     queue.fail()
     assert isinstance(taken.done.exception(), GatewayEnded)

@@ -23,7 +23,7 @@ from coranto.streams.model.stream import transactions_journal
 from coranto.testing.cluster import STORE_URL
 from coranto.types import JsonForm, MessageType, TypeRegistry, parse_fields
 from tests.platform.ingest.gateway.posting import STREAM, found, gateway, post, spec
-from tests.platform.ingest.lists import letters, until
+from tests.platform.ingest.lists import dead_letters, until
 
 SECRET = "s3cret"
 
@@ -316,7 +316,7 @@ async def test_rows_that_do_not_fit_their_type_are_refused_or_dead_letters(clien
             status, answer = await post(session, ingest.url, rows, key="b")
             assert (status, answer["events"], answer["dead_letters"]) == (200, 1, 2)
             assert (await post(session, ingest.url, rows, key="b"))[1]["duplicate"]
-    assert [letter["place"] for letter in await letters(client, STREAM)] == ["item 1", "item 2"]
+    assert [letter["place"] for letter in await dead_letters(client, STREAM)] == ["item 1", "item 2"]
     assert sorted(each["id"] for each in await found(client)) == [1, 2]
 
 

@@ -23,7 +23,7 @@ from coranto.types.kinds import PlainKind, TypeField, format_fields
 from coranto.types.registry import TypeRegistry
 from tests.platform.ingest.kafka.registry import Registry
 from tests.platform.ingest.kafka.topics import Topics
-from tests.platform.ingest.lists import events, ingest, letters, spec, until
+from tests.platform.ingest.lists import dead_letters, events, ingest, spec, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -258,7 +258,7 @@ async def test_values_that_are_not_objects_are_poison(client: JournalClient, top
         await run(client, topics, name)
     await run(client, topics, name, given=spec(kind="kafka", keeps_poison=True))
     assert await numbers(client) == [1]
-    assert [each["value"] for each in await letters(client)] == ["WzFd"]
+    assert [each["value"] for each in await dead_letters(client)] == ["WzFd"]
 
 
 async def test_two_processes_read_one_topic(client: JournalClient, topics: Topics) -> None:
@@ -310,7 +310,7 @@ async def test_avro_of_a_registry_becomes_typed_events(
     topics.put(name, b"\0\0\0\0\x63x", b"k", 1)
     given = spec(kind="kafka", type="shop.Order", registry="types/registry", registers=True, keeps_poison=True)
     report = await run(client, topics, name, given=given, value="avro", registry=registry.options)
-    assert (report.rows, report.letters) == (6, 1)
+    assert (report.rows, report.dead_letters) == (6, 1)
     found = [{name: value for name, value in each.items() if name != "_meta"} for each in await events(client)]
     assert sorted(found, key=lambda each: each["n"]) == written
     latest = await TypeRegistry(client, "types/registry").find("shop.Order")

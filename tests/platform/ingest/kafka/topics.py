@@ -109,5 +109,5 @@ class Topics:
         return producer
 
     def options(self, *names: str, **changes: Any) -> KafkaOptions:
-        given: dict[str, Any] = {"look_seconds": 0.2, "client": self.client}
+        given: dict[str, Any] = {"poll_seconds": 0.2, "client": self.client}
         return KafkaOptions(self.address, names, **given | changes)

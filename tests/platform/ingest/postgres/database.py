@@ -78,7 +78,7 @@ class Database:
             return {row[key]: row for row in cursor.execute(f"SELECT * FROM {table}".encode()).fetchall()}
 
     def options(self, **changes: Any) -> PostgresOptions:
-        return PostgresOptions(**{"url": self.url, "publication": "shop", "look_seconds": 0.1} | changes)
+        return PostgresOptions(**{"url": self.url, "publication": "shop", "poll_seconds": 0.1} | changes)
 
     def spec(self, *, given: Mapping[str, Any] | None = None, **changes: Any) -> IngestSpec:
         return spec(**{"kind": "postgres", "options": self.options(**changes), **(given or {})})

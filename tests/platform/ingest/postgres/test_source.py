@@ -98,7 +98,7 @@ async def test_rows_changed_during_the_snapshot_are_correct(client: JournalClien
                         )
 
     writer = threading.Thread(target=write)
-    ingest = database.ingest(client, look_seconds=1.0)
+    ingest = database.ingest(client, poll_seconds=1.0)
     ingest.spec = database.spec(given={"batch_bytes": 20_000, "batch_seconds": 0.05})
     running = asyncio.create_task(ingest.run(follow=True))
     writer.start()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from coranto.errors import CorruptData
-from coranto.ingest.webhook.keys import KeyWindow, decode, digest_of, encode, key_of, pack
+from coranto.ingest.webhook.keys import DeduplicationWindow, decode, digest_of, encode, key_of, pack
 
 
 def packed(*names: str) -> bytes:
@@ -15,7 +15,7 @@ def packed(*names: str) -> bytes:
 
 
 def test_keys_are_kept_for_their_time() -> None:
-    window = KeyWindow(10.0)
+    window = DeduplicationWindow(10.0)
     window.add(100.0, packed("a", "b"))
     window.add(105.0, packed("c"))
     window.expire(110.0)
@@ -27,7 +27,7 @@ def test_keys_are_kept_for_their_time() -> None:
 
 
 def test_a_repeated_key_is_kept_from_its_last_use() -> None:
-    window = KeyWindow(10.0)
+    window = DeduplicationWindow(10.0)
     window.add(100.0, packed("a"))
     window.add(108.0, packed("a"))
     window.expire(115.0)
@@ -36,7 +36,7 @@ def test_a_repeated_key_is_kept_from_its_last_use() -> None:
 
 
 def test_a_window_round_trips_through_a_record() -> None:
-    window, copy = KeyWindow(10.0), KeyWindow(10.0)
+    window, copy = DeduplicationWindow(10.0), DeduplicationWindow(10.0)
     window.add(100.0, packed("a", "b"))
     window.add(101.0, b"")
     window.add(102.5, packed("c"))
