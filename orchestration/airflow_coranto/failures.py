@@ -9,7 +9,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 from airflow_coranto.connection import with_connection_fields
 from coranto.errors import CorantoError
-from coranto.extras import explained
+from coranto.extras import with_install_advice
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def airflow_errors() -> Iterator[None]:
             with_connection_fields(str(error))
         ) from error
     except ModuleNotFoundError as error:
-        raise AirflowFailException(f"{explained(error)}, on the workers") from error
+        raise AirflowFailException(f"{with_install_advice(error)}, on the workers") from error
 
 
 class TaskLog:

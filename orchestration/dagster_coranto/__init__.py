@@ -15,12 +15,12 @@ Importing this package does not import Spark.
 
 from __future__ import annotations
 
-from coranto.extras import explained
+from coranto.extras import with_install_advice
 
 try:
     from dagster_shared.libraries import DagsterLibraryRegistry
 except ModuleNotFoundError as error:
-    raise explained(error) from error
+    raise with_install_advice(error) from error
 
 from coranto.client.groups import JournalGroup
 from dagster_coranto.components import (

@@ -29,7 +29,7 @@ _EXTRA_OF: Final = {
 }
 
 
-def explained(error: ModuleNotFoundError) -> ImportError:
+def with_install_advice(error: ModuleNotFoundError) -> ImportError:
     """Return MissingExtra if an extra installs the missing module, otherwise `error` itself."""
     extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
     return error if extra is None or isinstance(error, MissingExtra) else MissingExtra(error.name or "", extra)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 
-from coranto.extras import explained
+from coranto.extras import with_install_advice
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
@@ -17,6 +17,6 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object
         try:
             return getattr(importlib.import_module(homes[name]), name)
         except ModuleNotFoundError as error:
-            raise explained(error) from error
+            raise with_install_advice(error) from error
 
     return get

@@ -70,14 +70,14 @@ def configure_logging(level: str = "info", *, json_lines: bool = False, stream: 
     logging.basicConfig(level=max(threshold, logging.WARNING), stream=stream, force=True)
 
 
-def harmless(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Return text with terminal control characters escaped as in Python, except newlines and tabs."""
     return _CONTROL_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _without_control_characters(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """Escape control characters in facts, which may quote hostile text. The JSON renderer escapes them itself."""
-    return {key: harmless(value) if isinstance(value, str) else value for key, value in event.items()}
+    return {key: escape_control_characters(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
 class ProgressReport(Protocol):

@@ -115,10 +115,10 @@ async def _stop_consumers(chain: Chain) -> list[str]:
     members = [member for consumer in chain.consumers for member in consumer.members if member.is_running]
     codes = await asyncio.gather(*(member.stop() for member in members))
     problems = [
-        f"{member.name} ended with {code} on SIGTERM:\n{member.last_words()}"
+        f"{member.name} ended with {code} on SIGTERM:\n{member.log_tail()}"
         for member, code in zip(members, codes, strict=True)
         # A member that lost its lease exits with code 1, which is expected.
-        if code and not (code == 1 and "lease.lost" in member.last_words(lines=100))
+        if code and not (code == 1 and "lease.lost" in member.log_tail(lines=100))
     ]
     problems += [failure for consumer in chain.consumers for failure in consumer.failures]
     for member in members:

@@ -96,7 +96,7 @@ class BrokerNode:
             if self.is_running:
                 return
             # On a stalled machine, the lease may expire during the start.
-        raise ClusterError(f"{self.name} ended {_STARTS} times before it was a member:\n{self.last_words()}")
+        raise ClusterError(f"{self.name} ended {_STARTS} times before it was a member:\n{self.log_tail()}")
 
     async def seize(self) -> None:
         """Wait for a start in progress, and prevent automatic restarts."""
@@ -141,8 +141,8 @@ class BrokerNode:
             if self.is_wanted and not self.is_harmed and self.pid and not self.is_running:
                 await self._start()
 
-    def last_words(self) -> str:
-        return self._slot.last_words(8)
+    def log_tail(self) -> str:
+        return self._slot.log_tail(8)
 
     def _command(self, _: int) -> list[str]:
         command = broker_command(

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from coranto.errors import CorantoError, MissingExtra
-from coranto.extras import PARTS, explained, require
+from coranto.extras import PARTS, require, with_install_advice
 
 WITHOUT = """
 import importlib.abc, sys
@@ -62,14 +62,14 @@ def test_an_import_names_the_extra(module: str, extra: str, statement: str) -> N
 
 
 def test_a_missing_module_of_an_extra_is_explained_and_others_are_not() -> None:
-    found = explained(ModuleNotFoundError("No module named 'pyspark.sql'", name="pyspark.sql"))
+    found = with_install_advice(ModuleNotFoundError("No module named 'pyspark.sql'", name="pyspark.sql"))
     assert isinstance(found, MissingExtra)
     assert isinstance(found, CorantoError)
     assert (found.name, found.extra) == ("pyspark.sql", "spark")
-    assert explained(found) is found
+    assert with_install_advice(found) is found
     other = ModuleNotFoundError("No module named 'shop'", name="shop")
-    assert explained(other) is other
-    assert explained(ModuleNotFoundError()).args == ()
+    assert with_install_advice(other) is other
+    assert with_install_advice(ModuleNotFoundError()).args == ()
 
 
 def test_requiring_installed_parts_raises_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ class ProcessSlot:
                 self.note_end()
                 self.spawn()
             if loop.time() > end:
-                raise ClusterError(f"{self.name} does not serve after {SECONDS:g} s:\n{self.last_words()}")
+                raise ClusterError(f"{self.name} does not serve after {SECONDS:g} s:\n{self.log_tail()}")
             await asyncio.sleep(_POLL_SECONDS)
 
     async def start(self) -> None:
@@ -149,7 +149,7 @@ class ProcessSlot:
             return 0
         process.signal(signal.SIGCONT)
         process.signal(signal.SIGTERM)
-        await until(lambda: not process.alive, f"{self.name} exits on SIGTERM:\n{self.last_words()}")
+        await until(lambda: not process.alive, f"{self.name} exits on SIGTERM:\n{self.log_tail()}")
         assert process.exit_code is not None
         return process.exit_code
 
@@ -163,9 +163,9 @@ class ProcessSlot:
         if self._process is not None:
             self.own_ends.append(describe_exit(self._process.exit_code))
 
-    def last_words(self, lines: int = 20) -> str:
+    def log_tail(self, lines: int = 20) -> str:
         """Return the last lines of its log."""
-        return self._process.last_words(lines) if self._process is not None else ""
+        return self._process.log_tail(lines) if self._process is not None else ""
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:

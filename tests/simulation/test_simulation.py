@@ -519,7 +519,7 @@ def test_brokers_that_do_not_record_their_end_offsets_are_caught(monkeypatch: py
 
 def test_listings_that_include_subfolders_of_other_journals_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     # A broker that takes all files below a journal's folder as its own, as Gazette's do.
-    real = stores.sort_out
+    real = stores.assign_files
 
     def take_all(
         journal: str, files: Iterable[StoredFile], names: Iterable[str], *, backing_store: str
@@ -527,7 +527,7 @@ def test_listings_that_include_subfolders_of_other_journals_are_caught(monkeypat
         unmarked = [file for file in files if not file.path.endswith(MARKER)]
         return real(journal, unmarked, (), backing_store=backing_store)
 
-    monkeypatch.setattr(stores, "sort_out", take_all)
+    monkeypatch.setattr(stores, "assign_files", take_all)
     options: dict[str, Any] = {"brokers": 3, "replication": 1, "journals": 2, "fragment_length": 1024}
     found = ("lost-write", "inconsistent-offsets", "torn-append")
     # In most runs, journals only get stuck.

@@ -3,7 +3,7 @@
 `ConsumerCheck` is a check of `coranto.audit`, so any report can include its findings. No orchestrator is needed.
 """
 
-from coranto.extras import explained
+from coranto.extras import with_install_advice
 
 try:
     from coranto_consumers.audit.check import ConsumerCheck
@@ -14,7 +14,7 @@ try:
     from coranto_consumers.audit.recovered import RecoveredEvidence
     from coranto_consumers.audit.sources import framing_of
 except ModuleNotFoundError as error:
-    raise explained(error) from error
+    raise with_install_advice(error) from error
 
 __all__ = [
     "MESSAGES",

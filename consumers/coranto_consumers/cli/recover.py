@@ -11,7 +11,7 @@ import typer
 from coranto.audit import Depth, Report, run_checks
 from coranto.cli.connect import RETRY_TIMEOUT, Endpoint, with_client
 from coranto.cli.output import Format
-from coranto.cli.recover import Approved, PlanFormat, carry_out_loudly, show_plan, show_recovery
+from coranto.cli.recover import Approved, PlanFormat, carry_out_and_print, show_plan, show_recovery
 from coranto.client import ClientConfig, JournalClient
 from coranto.recovery import Doctor, Plan, Recovery, make_plan
 from coranto_consumers.cli.arguments import ConsumerName, Store
@@ -93,6 +93,6 @@ def apply(
             return await run_checks(f"consumer {name}", [await target.check(client)], depth=Depth.DEEP)
 
         async with _doctors(client, target, store, consumer) as doctors:
-            return await carry_out_loudly(doctors, approve, verify)
+            return await carry_out_and_print(doctors, approve, verify)
 
     show_recovery(with_client(endpoint, work))

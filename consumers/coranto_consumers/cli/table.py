@@ -13,7 +13,7 @@ from coranto.cli.connect import Endpoint, connect, find_cluster, with_client
 from coranto.cli.copy_status import CopyStatus, SourcePart, print_status
 from coranto.cli.output import Output, note
 from coranto.errors import InvalidInput
-from coranto.extras import explained
+from coranto.extras import with_install_advice
 from coranto.process.memory import tune_memory
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _spec(file: Path) -> TableSpec:
     try:
         from coranto_consumers.tables import read_table
     except ModuleNotFoundError as error:
-        raise explained(error) from error
+        raise with_install_advice(error) from error
     try:
         return read_table(file.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

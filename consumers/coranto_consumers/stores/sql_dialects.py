@@ -17,7 +17,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from coranto.errors import InvalidInput
-from coranto.extras import explained
+from coranto.extras import with_install_advice
 from coranto_consumers.stores.sql_text import STAGE, filled, pieces
 
 _PARSERS: Final = {"sqlite": "sqlite", "postgresql": "postgres", "mysql": "mysql"}
@@ -93,7 +93,7 @@ def _parsed(code: str, dialect: str, field: str) -> Any:
         import sqlglot
         from sqlglot.errors import SqlglotError
     except ModuleNotFoundError as error:
-        raise explained(error) from error
+        raise with_install_advice(error) from error
 
     logger = logging.getLogger("sqlglot")
     level = logger.level

@@ -11,7 +11,7 @@ import structlog
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.loop import shared_loop
-from coranto.extras import explained
+from coranto.extras import with_install_advice
 from coranto_consumers.tables.columns import TableLayout
 from coranto_consumers.tables.evolving import TargetTable, prepare
 from coranto_consumers.tables.inputs import find_layout
@@ -53,7 +53,7 @@ def target_of(layout: TableLayout) -> TargetTable:
     try:
         from coranto_consumers.tables.iceberg_target import IcebergTarget
     except ModuleNotFoundError as error:
-        raise explained(error) from error
+        raise with_install_advice(error) from error
     return IcebergTarget(layout)
 
 
@@ -117,5 +117,5 @@ def _spark_runner() -> ModuleType:
     try:
         from coranto_consumers.tables import spark_runner
     except ModuleNotFoundError as error:
-        raise explained(error) from error
+        raise with_install_advice(error) from error
     return spark_runner

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import Default
 
 from coranto.errors import CorantoError, MissingExtra
-from coranto.extras import explained
+from coranto.extras import with_install_advice
 
 _EXTRAS: Final = {
     "coranto_broker": "broker",
@@ -88,7 +88,7 @@ def _load(ctx: Any, name: str, command: LazyCommand) -> Any:
 
 def _missing(path: str, command: LazyCommand, error: ImportError) -> CorantoError:
     if isinstance(error, ModuleNotFoundError):
-        error = explained(error)
+        error = with_install_advice(error)
     if isinstance(error, MissingExtra):
         return CorantoError(f"`{path}` cannot be loaded: {error}")
     package = command.home.partition(":")[0].partition(".")[0]

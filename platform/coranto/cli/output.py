@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coranto.telemetry import harmless
+from coranto.telemetry import escape_control_characters
 
 
 class Format(enum.StrEnum):
@@ -51,7 +51,7 @@ def printable(text: str) -> str:
 
     Errors quote messages, brokers and stores, so they may contain text from an untrusted source.
     """
-    return harmless(text).replace("\n", "\\n").replace("\t", "\\t")
+    return escape_control_characters(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], console: Console | None = None) -> None:

@@ -70,7 +70,7 @@ def apply(
 
     async def work(client: JournalClient) -> Recovery:
         doctor = _doctor(client, names, selector, memory)
-        return await carry_out_loudly([doctor], approve, doctor.audit)
+        return await carry_out_and_print([doctor], approve, doctor.audit)
 
     show_recovery(with_client(endpoint, work))
 
@@ -87,7 +87,7 @@ def _doctor(
     return JournalDoctor(client, StoreRegistry(client.config.file_root), wanted, memory=memory, progress=shown)
 
 
-async def carry_out_loudly(
+async def carry_out_and_print(
     doctors: Sequence[Doctor], approve: str, verify: Callable[[], Awaitable[Report]]
 ) -> Recovery:
     """Carry out a plan, and print each result. If its hash is not `approve`, print the current plan."""

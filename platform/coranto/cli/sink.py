@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-_TOGETHER: Final = 1 << 16
+_BUFFER_BYTES: Final = 1 << 16
 _PIPE_BYTES: Final = 4096  # A writable pipe accepts at least this many (PIPE_BUF).
 
 
@@ -32,7 +32,7 @@ class Sink:
         A cancelled call may have written a part; the rest stays buffered.
         """
         self._gathered += content
-        if len(self._gathered) >= _TOGETHER:
+        if len(self._gathered) >= _BUFFER_BYTES:
             await self.flush()
 
     async def flush(self) -> None:

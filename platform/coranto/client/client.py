@@ -117,7 +117,7 @@ class JournalClient:
         self._direct = DirectReader(file_root, disk_cache)
         self._applied_revision = 0
         self._applied_cluster = 0
-        self._dispatcher.assurance = self
+        self._dispatcher.durability_client = self
 
     @classmethod
     def of(cls, config: ClientConfig) -> JournalClient:

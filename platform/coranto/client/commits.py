@@ -70,7 +70,7 @@ class CommitWatch:
         found = False
         for journal, at in now.items():
             known = before.get(journal)
-            begin = known.held_by(at).head if known is not None else 0
+            begin = known.clamped_to(at).head if known is not None else 0
             if at.head > begin:
                 scan = await self._scan(client, journal, at, begin)
                 await scan.read(client, at.head)
@@ -79,7 +79,7 @@ class CommitWatch:
 
     async def _scan(self, client: JournalClient, journal: str, at: JournalPosition, begin: int) -> _Scan:
         scan = self._scans.get(journal)
-        if scan is None or replace(scan.position, head=scan.offset).held_by(at).head < scan.offset:
+        if scan is None or replace(scan.position, head=scan.offset).clamped_to(at).head < scan.offset:
             listed = (await client.list(labels.label_selector(include={labels.NAME: journal}))).journals
             kind = labels.value_of(listed[0].spec.labels, labels.CONTENT_TYPE) if listed else ""
             scan = self._scans[journal] = _Scan(journal, at, begin, is_json=kind == labels.JSON_LINES)

@@ -28,7 +28,7 @@ from coranto.client.call_ends import cancelled_from_outside
 from coranto.client.config import ChannelTarget, ClientConfig, parse_endpoint
 from coranto.client.connection import CONNECT_ADVICE, Connection
 from coranto.client.routes import KnownRoute, RouteCache
-from coranto.client.values import Assurance
+from coranto.client.values import DurabilityClient
 from coranto.effects import Clock, Entropy
 from coranto.errors import CorantoError, InvalidInput, Unavailable
 from coranto.security.call_tokens import CallTokens, Metadata
@@ -85,9 +85,9 @@ class ChosenConnection:
         return self.connection.endpoint
 
     @property
-    def assurance(self) -> Assurance | None:
+    def durability_client(self) -> DurabilityClient | None:
         """The client that reports the later durability of this call's append."""
-        return self._dispatcher.assurance if self._dispatcher is not None else None
+        return self._dispatcher.durability_client if self._dispatcher is not None else None
 
     def answered(self, status: int, header: pb.Header) -> None:
         """Report the broker's answer to the dispatcher."""
@@ -139,7 +139,7 @@ class Dispatcher:
         connect: Connect = Connection,
         entropy: Entropy = os.urandom,
     ) -> None:
-        self.assurance: Assurance | None = None
+        self.durability_client: DurabilityClient | None = None
         """The client that append results ask for their later durability."""
         self.tracer = tracer()
         """Starts the spans of calls; None if tracing is off."""

@@ -34,7 +34,7 @@ class JournalPosition:
         """The head with the journal's id."""
         return JournalOffset(self.head, self.journal_id)
 
-    def held_by(self, now: JournalPosition) -> JournalPosition:
+    def clamped_to(self, now: JournalPosition) -> JournalPosition:
         """Return the position up to where the current journal still has the content before this position.
 
         That is this position, unless the journal was recreated or its head fell.
@@ -64,7 +64,7 @@ def heads_of(positions: Mapping[str, JournalPosition]) -> dict[str, int]:
 
 def begins_of(now: Mapping[str, JournalPosition], before: Mapping[str, JournalPosition]) -> dict[str, int]:
     """Return the offset vector where growth began: 0 for a recreated journal, the lower head after a loss."""
-    held = {journal: at.held_by(now.get(journal, at)) for journal, at in before.items()}
+    held = {journal: at.clamped_to(now.get(journal, at)) for journal, at in before.items()}
     return {journal: at.offset if at is before[journal] or at.head else 0 for journal, at in held.items()}
 
 
@@ -73,7 +73,7 @@ def grown_bytes(now: Mapping[str, JournalPosition], before: Mapping[str, Journal
     grown = 0
     for journal, at in now.items():
         known = before.get(journal)
-        grown += max(0, at.head - (0 if known is None else known.held_by(at).head))
+        grown += max(0, at.head - (0 if known is None else known.clamped_to(at).head))
     return grown
 
 

@@ -31,28 +31,28 @@ class AppendResult:
     """The durability of the append when it was acknowledged. None from Gazette's brokers."""
     stored_end: int = field(default=0, repr=False, compare=False)
     """The end of the content that a fragment store has without a gap; 0 unless the append requested its durability."""
-    _later: Assurance | None = field(default=None, repr=False, compare=False)
+    _client: DurabilityClient | None = field(default=None, repr=False, compare=False)
 
     async def durable(
         self, *, replicas: int = 0, zones: int = 0, synced: bool = False, retry_timeout: float | None = None
     ) -> Durability:
         """Wait until the append has this durability (see `JournalClient.durable`). Cancelling ends only the wait."""
-        return await self._assurance.durable(
+        return await self._durability_client.durable(
             self, replicas=replicas, zones=zones, synced=synced, retry_timeout=retry_timeout
         )
 
     async def stored(self, *, retry_timeout: float | None = None) -> None:
         """Wait until a fragment store has the append (see `JournalClient.stored`). Cancelling ends only the wait."""
-        await self._assurance.stored(self, retry_timeout=retry_timeout)
+        await self._durability_client.stored(self, retry_timeout=retry_timeout)
 
     @property
-    def _assurance(self) -> Assurance:
-        if self._later is None:
+    def _durability_client(self) -> DurabilityClient:
+        if self._client is None:
             raise InvalidInput("this result has no client; call JournalClient.durable or JournalClient.stored with it")
-        return self._later
+        return self._client
 
 
-class Assurance(Protocol):
+class DurabilityClient(Protocol):
     """The part of `JournalClient` that reports the later durability of an append."""
 
     async def durable(

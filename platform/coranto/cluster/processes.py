@@ -106,7 +106,7 @@ class ChildProcess:
         stop_all([self], grace_seconds)
         return self._process.returncode != -signal.SIGKILL
 
-    def last_words(self, lines: int = 20) -> str:
+    def log_tail(self, lines: int = 20) -> str:
         """Return the last lines of the process's output since its start."""
         with self.log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -117,8 +117,7 @@ class ChildProcess:
     def failure(self) -> ClusterError:
         """Return an error with the exit code and the end of the log."""
         return ClusterError(
-            f"{self.name} ended with {describe_exit(self.exit_code)}; its log {self.log} ends with:\n"
-            f"{self.last_words()}"
+            f"{self.name} ended with {describe_exit(self.exit_code)}; its log {self.log} ends with:\n{self.log_tail()}"
         )
 
 
@@ -207,7 +206,7 @@ def wait_ready(
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"{process.name} was not ready after {timeout_seconds:g} s; its log {process.log} ends with:\n"
-                f"{process.last_words()}"
+                f"{process.log_tail()}"
             )
         time.sleep(0.02)
 

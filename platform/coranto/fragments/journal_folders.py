@@ -64,7 +64,7 @@ def owner_of(folder: str, roots: Collection[str]) -> str | None:
     return None
 
 
-def sort_out(
+def assign_files(
     journal: str, files: Iterable[StoredFile], names: Iterable[str], *, backing_store: str = ""
 ) -> FolderListing:
     """Select a journal's own fragments among all files below its folder. `names` are the names of existing journals."""

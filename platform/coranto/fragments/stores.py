@@ -40,7 +40,15 @@ from coranto.errors import CorantoError, CorruptFragment, FragmentNotFound, Inva
 from coranto.fragments import aws_profile
 from coranto.fragments.codecs import check_file_length, decompress
 from coranto.fragments.fragment import Codec, Fragment, sum_of
-from coranto.fragments.journal_folders import MARKER, MARKER_TEXT, FolderListing, Names, StoredFile, no_names, sort_out
+from coranto.fragments.journal_folders import (
+    MARKER,
+    MARKER_TEXT,
+    FolderListing,
+    Names,
+    StoredFile,
+    assign_files,
+    no_names,
+)
 from coranto.fragments.store_endpoints import AllowedEndpoints, first_of_environment
 from coranto.fragments.store_errors import store_error
 from coranto.fragments.store_urls import StoreUrl, parse_store_url
@@ -106,7 +114,7 @@ class FragmentStore(ABC):
         """
         files = [each async for each in self.files(journal)]
         placeholders = {each.path for each in files if each.size == 0} if self.has_placeholders else frozenset()
-        found = sort_out(journal, files, names(), backing_store=self.url)
+        found = assign_files(journal, files, names(), backing_store=self.url)
         for path, reason in found.unreadable:
             # Uploads in progress, or interrupted by a crash, are normal.
             unfinished = path.rpartition("/")[2].startswith(_PARTIAL)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coranto.client.client import JournalClient
-from coranto.extras import explained, require
+from coranto.extras import require, with_install_advice
 from coranto.ingest.engine import Ingest
 from coranto.ingest.files.options import FileOptions
 from coranto.ingest.postgres.options import PostgresOptions
@@ -51,4 +51,4 @@ def open_source(spec: IngestSpec, file_root: Path | None = None) -> RowSource:
 
         return KafkaSource(options)
     except ModuleNotFoundError as error:
-        raise explained(error) from error
+        raise with_install_advice(error) from error

@@ -24,7 +24,7 @@ from coranto.member import health
 from coranto.member.membership import DataDirectory, MemberPhase, Membership, MemberWork
 from coranto.member.settings import MemberSettings
 from coranto.member.site import Site
-from coranto.process.memory import spare_garbage_collection
+from coranto.process.memory import reduce_garbage_collection
 from coranto.process.staged import StagedContext
 from coranto.security.server import check_exposure, etcd_tls, server_credentials
 from coranto.security.tls import is_loopback
@@ -168,6 +168,6 @@ class MemberProcess(StagedContext, Generic[SettingsT]):
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         async with self:
-            spare_garbage_collection()
+            reduce_garbage_collection()
             _log.info("member.ready", **self.facts())
             return await self.serve_until(stop)

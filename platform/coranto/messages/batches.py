@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from coranto.extras import explained
+from coranto.extras import with_install_advice
 
 try:
     import numpy as np
     import pyarrow as pa
     import pyarrow.json
 except ModuleNotFoundError as error:
-    raise explained(error) from error
+    raise with_install_advice(error) from error
 
 from coranto.errors import InvalidInput
 from coranto.messages.arrow_values import borders_of, joined

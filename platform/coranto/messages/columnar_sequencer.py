@@ -18,14 +18,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from coranto.extras import explained
+from coranto.extras import with_install_advice
 
 try:
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 except ModuleNotFoundError as error:
-    raise explained(error) from error
+    raise with_install_advice(error) from error
 
 from coranto.errors import InvalidInput
 from coranto.messages.checkpoints import ProducerState, Source

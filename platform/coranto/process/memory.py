@@ -28,10 +28,10 @@ def keep_freed_memory() -> bool:
 def tune_memory() -> None:
     """Apply both settings of this module. Call it at the end of the process's startup."""
     keep_freed_memory()
-    spare_garbage_collection()
+    reduce_garbage_collection()
 
 
-def spare_garbage_collection() -> None:
+def reduce_garbage_collection() -> None:
     """Collect cyclic garbage less often, and never scan existing objects. Call it at the end of the process's startup.
 
     Under load hundreds of calls are alive, and Python would scan their objects every few calls. Apart from rare cycles,

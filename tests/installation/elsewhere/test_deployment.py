@@ -130,7 +130,7 @@ class Machine:
             while not self.healthy(service):
                 process = self.processes[service]
                 assert process.alive, process.failure()
-                assert time.monotonic() < deadline, process.last_words(60)
+                assert time.monotonic() < deadline, process.log_tail(60)
                 time.sleep(0.2)
 
 
@@ -185,7 +185,7 @@ def test_the_compose_cluster_survives_a_stopped_broker_and_ends_in_time(tmp_path
         def await_totals(expected: dict[str, int]) -> None:
             deadline = time.monotonic() + TIMEOUT
             while read(store_url) != expected:
-                assert time.monotonic() < deadline, (read(store_url), machine.processes["consumer"].last_words(40))
+                assert time.monotonic() < deadline, (read(store_url), machine.processes["consumer"].log_tail(40))
                 time.sleep(0.2)
 
         append("ada", 1990)

@@ -391,7 +391,7 @@ def scraped(programs: Path, tmp_path: Path) -> Iterator[tuple[Prometheus, Embedd
         targets = [each["metrics"].removeprefix("http://") for each in brokers]
         made = Prometheus(programs, tmp_path, targets)
         stack.callback(made.process.kill)
-        until(made.ready, lambda: made.process.last_words(40))
+        until(made.ready, lambda: made.process.log_tail(40))
         client = stack.enter_context(SyncJournalClient(cluster.info.endpoint, retry_timeout=TIMEOUT))
         yield made, cluster, Work(client, brokers[0]["http"])
 

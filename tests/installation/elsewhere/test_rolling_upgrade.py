@@ -70,11 +70,11 @@ class Brokers:
         deadline = time.monotonic() + TIMEOUT
         while not serves(f"127.0.0.1:{self._ports[zone]}"):
             assert self._running[zone].alive, self._running[zone].failure()
-            assert time.monotonic() < deadline, self._running[zone].last_words(40)
+            assert time.monotonic() < deadline, self._running[zone].log_tail(40)
             time.sleep(0.1)
 
     def stop(self, zone: str) -> None:
-        assert self._running[zone].stop(TIMEOUT), self._running[zone].last_words(40)
+        assert self._running[zone].stop(TIMEOUT), self._running[zone].log_tail(40)
         assert self._running[zone].exit_code == 0
 
     def kill(self) -> None:

@@ -170,7 +170,7 @@ class Container:
         """Fail with the end of its log if its service has ended, or the deadline has passed."""
         assert self._process is not None
         assert self._process.alive, self._process.failure()
-        assert time.monotonic() < deadline, f"{self.name}: {self._process.last_words(60)}"
+        assert time.monotonic() < deadline, f"{self.name}: {self._process.log_tail(60)}"
 
     def written(self) -> list[str]:
         """Return the files that its user wrote outside of volumes since the last change of the image."""

@@ -26,7 +26,7 @@ STUBBORN = [
 
 
 def prints(process: ChildProcess, text: str) -> None:
-    wait_ready(process, lambda: text in process.last_words(), timeout_seconds=120, cancelled=lambda: False)
+    wait_ready(process, lambda: text in process.log_tail(), timeout_seconds=120, cancelled=lambda: False)
 
 
 def test_free_ports_are_chosen_and_the_preferred_one_if_possible() -> None:
@@ -74,7 +74,7 @@ def test_the_output_of_a_child_that_ends_too_soon_is_shown(tmp_path: Path) -> No
         wait_ready(process, lambda: False, timeout_seconds=120, cancelled=lambda: False)
     second = child(tmp_path, SLEEPER)
     prints(second, "up")
-    assert "why it failed" not in second.last_words(), "that was an earlier process"
+    assert "why it failed" not in second.log_tail(), "that was an earlier process"
     with pytest.raises(ClusterError, match=r"(?s)not ready after 0.1 s.*up"):
         wait_ready(second, lambda: False, timeout_seconds=0.1, cancelled=lambda: False)
     with pytest.raises(ClusterError, match="closing"):

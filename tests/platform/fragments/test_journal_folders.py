@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto.fragments.fragment import Codec, Fragment
-from coranto.fragments.journal_folders import MARKER, StoredFile, owner_of, sort_out
+from coranto.fragments.journal_folders import MARKER, StoredFile, assign_files, owner_of
 from coranto.names import names_above, nests
 
 PARTS = st.sampled_from(["b", "b-c", "b.c", "date=1", "eu"])
@@ -47,7 +47,7 @@ def test_every_fragment_belongs_to_at_most_one_journal(
     ]
     paths = [each.content_path for each in written] + [f"{each}/{MARKER}" for each in marked]
     for journal in known:
-        found = sort_out(journal, below(journal, paths), existing, backing_store="s3://b/")
+        found = assign_files(journal, below(journal, paths), existing, backing_store="s3://b/")
         assert [each.content_path for each in found.fragments] == [
             each.content_path for each in written if each.journal == journal
         ]
@@ -59,7 +59,8 @@ def test_every_fragment_belongs_to_at_most_one_journal(
     # An unknown journal's folder has all files that are not in the folder of a known one.
     if unknown_journal not in known:
         own = {
-            each.content_path for each in sort_out(unknown_journal, below(unknown_journal, paths), existing).fragments
+            each.content_path
+            for each in assign_files(unknown_journal, below(unknown_journal, paths), existing).fragments
         }
         for each in written:
             if each.content_path.startswith(f"{unknown_journal}/"):
@@ -73,7 +74,7 @@ def test_every_fragment_belongs_to_at_most_one_journal(
 def test_a_journal_without_nested_ones_keeps_any_postfix(journal: str, postfix: str, others: set[str]) -> None:
     others = {each for each in others if not each.startswith(f"{journal}/")}
     mine = fragment(journal, postfix, 1)
-    found = sort_out(journal, below(journal, [mine.content_path]), others | {journal})
+    found = assign_files(journal, below(journal, [mine.content_path]), others | {journal})
     assert [each.content_path for each in found.fragments] == [mine.content_path]
     assert (found.others, found.unmarked) == (frozenset(), {""})
 
@@ -83,14 +84,14 @@ def test_names_that_share_only_a_prefix_do_not_nest() -> None:
         StoredFile(fragment("j", postfix, n).content_path.removeprefix("j/"), 1)
         for n, postfix in enumerate(("eu", "eu-1"))
     ]
-    found = sort_out("shop", files, ["shop/eu-1", "shop-2", "shop", "shop/e"])
+    found = assign_files("shop", files, ["shop/eu-1", "shop-2", "shop", "shop/e"])
     assert [each.path_postfix for each in found.fragments] == ["eu"]
     assert (found.others, found.unmarked) == ({"eu-1"}, {"eu-1", ""})
 
 
 def test_unreadable_files_of_other_journals_are_not_reported() -> None:
     files = [StoredFile(path, 1) for path in ("odd.txt", "eu/odd.txt", "eu/deep/.partial-1", MARKER, f"eu/{MARKER}")]
-    found = sort_out("shop", files, [])
+    found = assign_files("shop", files, [])
     assert [path for path, _ in found.unreadable] == ["odd.txt"]
     assert (found.fragments, found.others, found.unmarked) == ((), {"eu"}, frozenset())
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coranto.process.memory import GARBAGE_OBJECTS, keep_freed_memory, spare_garbage_collection, tune_memory
+from coranto.process.memory import GARBAGE_OBJECTS, keep_freed_memory, reduce_garbage_collection, tune_memory
 
 
 def test_large_blocks_are_reused_without_new_pages() -> None:
@@ -25,7 +25,7 @@ def test_large_blocks_are_reused_without_new_pages() -> None:
     assert faults < rounds * size // resource.getpagesize() // 4
 
 
-@pytest.mark.parametrize("settle", [spare_garbage_collection, tune_memory])
+@pytest.mark.parametrize("settle", [reduce_garbage_collection, tune_memory])
 def test_objects_created_at_start_are_excluded_from_garbage_collection(settle: Callable[[], None]) -> None:
     before = gc.get_threshold()
     try:

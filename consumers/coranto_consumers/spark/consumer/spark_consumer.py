@@ -23,12 +23,12 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
-from coranto.extras import explained
+from coranto.extras import with_install_advice
 
 try:
     from pyspark.sql import SparkSession
 except ModuleNotFoundError as error:
-    raise explained(error) from error
+    raise with_install_advice(error) from error
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.config import require_client

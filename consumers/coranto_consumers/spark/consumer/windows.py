@@ -15,14 +15,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
-from coranto.extras import explained
+from coranto.extras import with_install_advice
 from coranto_consumers.spark.committed.sequencing import Sources
 
 try:
     from pyspark.sql import SparkSession
     from sqlalchemy.exc import SQLAlchemyError
 except ModuleNotFoundError as error:
-    raise explained(error) from error
+    raise with_install_advice(error) from error
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.retry import RetryPolicy

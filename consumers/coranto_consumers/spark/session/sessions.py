@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coranto.extras import explained
+from coranto.extras import with_install_advice
 
 try:
     import pyspark
@@ -21,7 +21,7 @@ try:
     from pyspark.sql import SparkSession
     from pyspark.sql.utils import is_remote
 except ModuleNotFoundError as error:
-    raise explained(error) from error
+    raise with_install_advice(error) from error
 
 from coranto.errors import InvalidInput
 from coranto_consumers.spark.session.class_archive import archive_options, find_java

@@ -19,14 +19,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from coranto.extras import explained
+from coranto.extras import with_install_advice
 
 try:
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSource, DataSourceStreamReader
     from pyspark.sql.types import BinaryType, StructField, StructType
 except ModuleNotFoundError as error:
-    raise explained(error) from error
+    raise with_install_advice(error) from error
 
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput

@@ -17,7 +17,7 @@ from coranto.errors import InvalidInput
 from coranto.streams.writer.stream_writer import StreamWriter
 from coranto.streams.writer.units import EventPosition
 
-TOGETHER: Final = 4096
+MAX_IN_FLIGHT: Final = 4096
 """The maximum number of events in flight."""
 
 
@@ -45,8 +45,8 @@ class EventFeed:
         self._check()
         self.given += 1
         self._calls.put(functools.partial(self._write, self.given, key, event, sequence))
-        if self.given - self._settled >= TOGETHER:
-            self._await(TOGETHER // 2)
+        if self.given - self._settled >= MAX_IN_FLIGHT:
+            self._await(MAX_IN_FLIGHT // 2)
 
     def finish(self) -> None:
         """Wait until all events are durable. Raises the first failure."""

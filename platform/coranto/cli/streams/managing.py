@@ -36,7 +36,7 @@ class EventFormatName(enum.StrEnum):
     BYTES = "bytes"
 
 
-class Picture(enum.StrEnum):
+class DescribeFormat(enum.StrEnum):
     """The output format of `describe`."""
 
     TABLE = "table"
@@ -129,23 +129,23 @@ def describe(
     name: Name,
     heads: Annotated[bool, typer.Option("--heads", help="Also ask where active segments end.")] = False,
     output: Annotated[
-        Picture,
+        DescribeFormat,
         typer.Option("--output", "-o", help="What to print; a map shows which segment had which keys in each epoch."),
-    ] = Picture.TABLE,
+    ] = DescribeFormat.TABLE,
     endpoint: Endpoint = None,
 ) -> None:
     """Show a stream's segments: their share of the routing keys, their ends, and their predecessors."""
-    if heads and output is Picture.MAP:
+    if heads and output is DescribeFormat.MAP:
         raise InvalidInput("a map has no place for the ends of segments; leave out one of the two", field="--heads")
 
     async def work(client: JournalClient) -> None:
         streams = Streams(client)
         stream = await streams.describe(name)
-        if output is Picture.MAP:
+        if output is DescribeFormat.MAP:
             _print_map(stream)
             return
         ends = await streams.heads(stream, stream.active()) if heads else {}
-        if output is Picture.JSON:
+        if output is DescribeFormat.JSON:
             typer.echo(json.dumps(_as_json(stream, ends), indent=2))
         else:
             _print(stream, ends)

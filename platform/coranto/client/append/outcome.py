@@ -58,7 +58,7 @@ def checked(
         header=response.header,
         durability=_durability_in(response),
         stored_end=response.durability.stored_end,
-        _later=chosen.assurance,
+        _client=chosen.durability_client,
     )
 
 

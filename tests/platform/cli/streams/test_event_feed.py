@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from coranto.cli.streams.event_feed import TOGETHER, EventFeed
+from coranto.cli.streams.event_feed import MAX_IN_FLIGHT, EventFeed
 from coranto.client.loop import shared_loop
 from coranto.errors import CorantoError, InvalidInput
 from coranto.streams.writer.stream_writer import StreamWriter
@@ -55,14 +55,14 @@ def feed_of(writer: HeldWriter, late: list[int]) -> EventFeed:
 def test_appends_in_flight_are_bounded_and_waiting_is_reported() -> None:
     writer, late = HeldWriter(), list[int]()
     feed = feed_of(writer, late)
-    for number in range(TOGETHER):
+    for number in range(MAX_IN_FLIGHT):
         assert not late
         feed.add("key", {}, number)
     assert late == [1], "the feed blocked until appends completed"
-    assert feed.durable >= TOGETHER // 2
+    assert feed.durable >= MAX_IN_FLIGHT // 2
     feed.finish()
-    assert feed.durable == feed.given == TOGETHER
-    assert writer.sequences == list(range(TOGETHER))
+    assert feed.durable == feed.given == MAX_IN_FLIGHT
+    assert writer.sequences == list(range(MAX_IN_FLIGHT))
 
 
 def test_repeated_events_are_counted() -> None:
