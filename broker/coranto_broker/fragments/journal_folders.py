@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from coranto.errors import CorantoError
-from coranto.fragments.forks import folders_of, kept
+from coranto.fragments.forks import folders_of, without_expired_shares
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.journal_folders import FolderListing, owner_of
 from coranto.fragments.stores import FragmentStore, StoreRegistry
@@ -40,8 +40,8 @@ class JournalFolders:
         found: list[Fragment] = []
         for folder in folders_of(spec):
             listed = await self.fragments(folder.journal, spec.fragment.stores)
-            found += filter(folder.takes, listed)
-        return kept(spec, found, now)
+            found += filter(folder.contains, listed)
+        return without_expired_shares(spec, found, now)
 
     async def fragments(self, journal: str, urls: Iterable[str]) -> list[Fragment]:
         """List the journal's own fragments in some stores. Raises StoreError, or InvalidInput for an invalid URL."""

@@ -6,7 +6,7 @@ may be the last.
 
 from __future__ import annotations
 
-from coranto.audit.witness import Statement, Witness, WitnessedFile, change, sum_of
+from coranto.audit.witness import Statement, Witness, WitnessedFile, sum_of, update_statement
 from coranto.errors import CorruptData
 from coranto_consumers.audit.memory import Memory
 
@@ -56,8 +56,8 @@ class WitnessedMemory:
         if before is None:
             await self._memory.save(name, content)
             return
-        await change(self._witness, lambda now: now.announced("", file))
+        await update_statement(self._witness, lambda now: now.announced("", file))
         await self._memory.save(name, content)
         announced = [each.name for each in before.files if not each.written and each.name != self._seen]
         replaced = before.names - set(announced[-_KEPT_ANNOUNCED:])
-        await change(self._witness, lambda now: now.confirmed(file, replaced))
+        await update_statement(self._witness, lambda now: now.confirmed(file, replaced))

@@ -6,26 +6,26 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
+from coranto.audit.gathered_journal import GatheredJournal, check_file_lengths, known
 from coranto.audit.losses import Spans
-from coranto.audit.present import Present, known, plausible
 from coranto.audit.remembered import JournalRecord, Key, KnownFragment
-from coranto.audit.strays import strays_of, without
+from coranto.audit.strays import strays_of, without_strays
 from coranto.fragments.fragment import Fragment
 
 
 class ComparedJournal:
     """The current and the recorded state of one journal, and the findings of their comparison so far."""
 
-    def __init__(self, present: Present, before: JournalRecord | None) -> None:
+    def __init__(self, present: GatheredJournal, before: JournalRecord | None) -> None:
         self.strays = strays_of(present, before)
         self.vanished = {each.content_path for each in present.gone}
         """The files of fragments that brokers list, and that their stores do not have."""
-        self.present = present = without(present, self.strays)
+        self.present = present = without_strays(present, self.strays)
         self.before = before
         self.findings: list[Finding] = []
         self.spec = present.info.spec
         self.subject = Subject.journal(present.journal)
-        self.sound = plausible(present.objects)
+        self.checked_objects = check_file_lengths(present.objects)
         remembered = before.fragments if before is not None else []
         self.bad = {each.key: each for each in remembered if each.bad}
         self.verified = {each.key: each.verified_at for each in remembered if not each.bad} | dict(present.verified)

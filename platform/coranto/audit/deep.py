@@ -15,8 +15,8 @@ from typing import Final
 
 from coranto.audit.content import uncovered
 from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
+from coranto.audit.gathered_journal import GatheredJournal, check_file_lengths, known
 from coranto.audit.gathering import CONCURRENCY
-from coranto.audit.present import Present, known, plausible
 from coranto.audit.remembered import JournalRecord, Key, KnownFragment
 from coranto.audit.torn import Torn, TornSearch, search
 from coranto.client import ClientConfig, JournalClient
@@ -46,7 +46,7 @@ class DeepResult:
 
 async def read_stored(
     stores: StoreRegistry,
-    journals: list[Present],
+    journals: list[GatheredJournal],
     records: Mapping[str, JournalRecord],
     budget: int | None,
     clock: Clock,
@@ -63,7 +63,7 @@ async def read_stored(
     for present in journals:
         record = records.get(present.journal)
         remembered = {each.key: each for each in (record.fragments if record is not None else [])}
-        for fragment in plausible(present.objects).stored:
+        for fragment in check_file_lengths(present.objects).stored:
             last = remembered.get(known(fragment).key)
             at = 0.0 if last is None or last.bad else last.verified_at
             queue.append((at if last is None or not last.bad else -1.0, present.journal, fragment))
@@ -97,7 +97,9 @@ async def read_stored(
     return result
 
 
-async def read_spools(config: ClientConfig | None, client: JournalClient, journals: list[Present]) -> DeepResult:
+async def read_spools(
+    config: ClientConfig | None, client: JournalClient, journals: list[GatheredJournal]
+) -> DeepResult:
     """Read the spool of every replica, and compare its SHA-1 with the replica's report.
 
     With `config`, reads from each replica at its own endpoint. Without it, reads from one replica through `client`.
@@ -113,7 +115,7 @@ async def read_spools(config: ClientConfig | None, client: JournalClient, journa
             )
         return clients[endpoint]
 
-    async def one(present: Present) -> DeepResult:
+    async def one(present: GatheredJournal) -> DeepResult:
         found = DeepResult()
         if not present.head.known:
             return found
@@ -200,7 +202,7 @@ async def _compare(client: JournalClient, fragment: Fragment, wanted: bytes, loo
     return "" if sha.digest() == wanted else f"its SHA-1 is {sha.hexdigest()}, and should be {wanted.hex()}"
 
 
-async def found_again(client: JournalClient, present: Present, record: JournalRecord | None) -> frozenset[Key]:
+async def found_again(client: JournalClient, present: GatheredJournal, record: JournalRecord | None) -> frozenset[Key]:
     """Return the missed fragments of a record whose exact content other fragments have now."""
     if record is None or not present.head.known:
         return frozenset()
@@ -209,7 +211,7 @@ async def found_again(client: JournalClient, present: Present, record: JournalRe
     return frozenset([each.key for each in missed if await _digest(client, present, each) == each.sum])
 
 
-async def _digest(client: JournalClient, present: Present, fragment: KnownFragment) -> str:
+async def _digest(client: JournalClient, present: GatheredJournal, fragment: KnownFragment) -> str:
     """Return the current SHA-1 of a fragment's span; "" if it is incomplete, too large or not readable."""
     if fragment.end - fragment.begin > RECHECK_BYTES or uncovered(present.spans, fragment.begin, fragment.end):
         return ""
@@ -222,7 +224,7 @@ async def _digest(client: JournalClient, present: Present, fragment: KnownFragme
 
 
 async def fragments_with_new_content(
-    client: JournalClient, present: Present, record: JournalRecord | None
+    client: JournalClient, present: GatheredJournal, record: JournalRecord | None
 ) -> list[tuple[KnownFragment, str]]:
     """Return fragments that only brokers had at the last audit and whose content has changed, with its new SHA-1.
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from coranto.audit.clocks import CorrectedClock, seconds_ahead
-from coranto.audit.present import Present
+from coranto.audit.gathered_journal import GatheredJournal
 from coranto.client import JournalClient
 from coranto.client.heads import Heads, JournalHead
 from coranto.client.values import JournalInfo
 from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput, StoreError
-from coranto.fragments.forks import folders_of, kept
+from coranto.fragments.forks import folders_of, without_expired_shares
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import StoreRegistry
 from coranto.telemetry import ProgressReport
@@ -39,7 +39,7 @@ class Gathered:
     cluster: str
     clock: Clock
     ahead: float = 0.0
-    journals: list[Present] = field(default_factory=list)
+    journals: list[GatheredJournal] = field(default_factory=list)
     stores: Sequence[str] = ()
     others: Sequence[JournalInfo] = ()
 
@@ -69,9 +69,9 @@ async def gather(
     if progress is not None:
         progress.expect(len(listing.journals))
 
-    async def one(info: JournalInfo) -> Present:
+    async def one(info: JournalInfo) -> GatheredJournal:
         async with gate:
-            present = await present_of(client, stores, info, _head(heads, info), cluster, names, clock)
+            present = await gather_journal(client, stores, info, _head(heads, info), cluster, names, clock)
             if progress is not None:
                 progress.advance()
             return present
@@ -91,7 +91,7 @@ def _head(heads: Heads, info: JournalInfo) -> JournalHead:
     return JournalHead(info.name, pb.NOT_JOURNAL_BROKER, problem, info.create_revision)
 
 
-async def present_of(
+async def gather_journal(
     client: JournalClient,
     stores: StoreRegistry,
     info: JournalInfo,
@@ -99,7 +99,7 @@ async def present_of(
     cluster: str,
     names: Sequence[str],
     clock: Clock,
-) -> Present:
+) -> GatheredJournal:
     """Return the current state of one journal. `names` are all journals, sorted.
     Files of nested journals are not its own.
     """
@@ -112,12 +112,12 @@ async def present_of(
             for folder in folders_of(info.spec):
                 below = _below(names, folder.journal)
                 listing = await stores.get(url).listing(folder.journal, lambda below=below: below)  # type: ignore[misc]
-                objects += filter(folder.takes, listing.fragments)
+                objects += filter(folder.contains, listing.fragments)
                 if folder.journal == info.name:
                     unreadable += [(path, reason) for path, reason in listing.unreadable if ".partial-" not in path]
         except (StoreError, InvalidInput) as error:
             unlisted.append((url, str(error)))
-    objects = kept(info.spec, objects, clock.now())
+    objects = without_expired_shares(info.spec, objects, clock.now())
     index: list[Fragment] = []
     problem = ""
     if head.status == pb.OK:
@@ -139,7 +139,9 @@ async def present_of(
         except (StoreError, InvalidInput) as error:
             unlisted.append((each.backing_store, str(error)))
             broken.add(each.backing_store)
-    return Present(info, head, clock.now(), cluster, objects, index, gone, unreadable, unlisted, problem=problem)
+    return GatheredJournal(
+        info, head, clock.now(), cluster, objects, index, gone, unreadable, unlisted, problem=problem
+    )
 
 
 def _below(names: Sequence[str], journal: str) -> Sequence[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
-from coranto.audit.present import Present
+from coranto.audit.gathered_journal import GatheredJournal
 from coranto.errors import status_error
 from coranto.wire import protocol_pb2 as pb
 
@@ -14,7 +14,7 @@ FLUSH_GRACE_SECONDS: Final = 180.0
 """The time that completing and uploading a fragment may take after the flush interval."""
 
 
-def health_of(present: Present) -> Iterator[Finding]:
+def health_of(present: GatheredJournal) -> Iterator[Finding]:
     """Yield the problems of a journal's brokers, replicas, stores and unstored content."""
     subject, head, spec = Subject.journal(present.journal), present.head, present.info.spec
 

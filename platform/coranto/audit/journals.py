@@ -19,10 +19,10 @@ from coranto.audit.clocks import CLOCK_SECONDS, difference
 from coranto.audit.compared import shown_time
 from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
 from coranto.audit.forks import fork_findings
+from coranto.audit.gathered_journal import GatheredJournal, file_facts
 from coranto.audit.gathering import CONCURRENCY, gather
 from coranto.audit.judgement import Judged, judge
 from coranto.audit.memory import AuditMemory
-from coranto.audit.present import Present, file_facts
 from coranto.audit.record_places import RecordPlaces
 from coranto.audit.remembered import JournalRecord, accepted
 from coranto.audit.report import Coverage, Depth, Report
@@ -176,10 +176,12 @@ class JournalsCheck:
 
     # -- The judgement -------------------------------------------------------------------------------------------------
 
-    async def _judge(self, journals: Sequence[Present], records: Mapping[str, JournalRecord]) -> dict[str, Judged]:
+    async def _judge(
+        self, journals: Sequence[GatheredJournal], records: Mapping[str, JournalRecord]
+    ) -> dict[str, Judged]:
         gate = asyncio.Semaphore(CONCURRENCY)
 
-        async def one(present: Present) -> Judged:
+        async def one(present: GatheredJournal) -> Judged:
             async with gate:
                 record = records.get(present.journal)
                 found_again = await deep.found_again(self._client, present, record)
@@ -189,8 +191,8 @@ class JournalsCheck:
         return {present.journal: each for present, each in zip(journals, found, strict=True)}
 
     async def _deepen(
-        self, journals: list[Present], records: Mapping[str, JournalRecord], clock: Clock, result: Result
-    ) -> list[Present]:
+        self, journals: list[GatheredJournal], records: Mapping[str, JournalRecord], clock: Clock, result: Result
+    ) -> list[GatheredJournal]:
         """Read content, and return the journals with the results."""
         stored = await deep.read_stored(self._stores, journals, records, self._options.budget, clock, self._progress)
         spools = await deep.read_spools(self._peers, self._client, journals)
@@ -210,7 +212,9 @@ class JournalsCheck:
 
     # -- The memory ----------------------------------------------------------------------------------------------------
 
-    def _gone(self, journals: Sequence[Present], records: Mapping[str, JournalRecord], cluster: str) -> list[Finding]:
+    def _gone(
+        self, journals: Sequence[GatheredJournal], records: Mapping[str, JournalRecord], cluster: str
+    ) -> list[Finding]:
         """Return a finding for each recorded journal that the selector matches and that is gone."""
         matches = labels.matcher(parse_selector(self._selector))
         there = {present.journal for present in journals}
@@ -239,7 +243,7 @@ class JournalsCheck:
 
     async def _save(
         self,
-        journals: Sequence[Present],
+        journals: Sequence[GatheredJournal],
         records: Mapping[str, JournalRecord],
         judged: Mapping[str, Judged],
         places: RecordPlaces,

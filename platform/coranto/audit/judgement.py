@@ -10,9 +10,9 @@ from coranto.audit import objects
 from coranto.audit.compared import ComparedJournal, shown_time
 from coranto.audit.content import uncovered
 from coranto.audit.findings import Fact, Finding, Kind, Severity
+from coranto.audit.gathered_journal import GatheredJournal, file_facts, known
 from coranto.audit.health import health_of
 from coranto.audit.losses import Expected, lost, merged, overlaps, shortest
-from coranto.audit.present import Present, file_facts, known
 from coranto.audit.remembered import JournalRecord, Key, KnownFragment, digest_of, digest_of_registers
 from coranto.fragments.forks import first_offset
 from coranto.wire import protocol_pb2 as pb
@@ -29,7 +29,7 @@ class Judged:
     record: JournalRecord | None = None
 
 
-def judge(present: Present, before: JournalRecord | None, *, fresh: bool = False) -> Judged:
+def judge(present: GatheredJournal, before: JournalRecord | None, *, fresh: bool = False) -> Judged:
     """Judge a journal by its current state and its record `before`.
 
     With `fresh`, the journal is accepted as it is: losses are neither reported nor recorded.
@@ -92,7 +92,7 @@ class _Judgement(ComparedJournal):
     def content(self, *, fresh: bool) -> None:
         if not self.present.head.known or self.present.problem:
             return  # `health_of` reports that.
-        stored = [each for each in self.sound.stored if not self.is_bad(each)]
+        stored = [each for each in self.checked_objects.stored if not self.is_bad(each)]
         if self.present.unlisted:
             stored = [each for each in self.present.index if each.backing_store]  # A store could not be listed.
         stored_spans = [(each.begin, each.end) for each in stored]
@@ -252,7 +252,7 @@ class _Judgement(ComparedJournal):
         present, before, head = self.present, self.before, self.present.head
         fragments: dict[Key, KnownFragment] = {}
         conflicts = self._newcomers()
-        for each in (*self.sound.stored, *present.live):
+        for each in (*self.checked_objects.stored, *present.live):
             now = known(each)
             kept = self.bad.get(now.key) if self.is_bad(each) else None
             if now.key in present.bad:
@@ -300,10 +300,10 @@ class _Judgement(ComparedJournal):
 
     def facts(self) -> dict[str, Fact]:
         head, present = self.present.head, self.present
-        stored = [known(each) for each in self.sound.stored]
+        stored = [known(each) for each in self.checked_objects.stored]
         return {
             "create_revision": present.info.create_revision,
-            "first": min((each.begin for each in (*self.sound.stored, *present.live)), default=head.head),
+            "first": min((each.begin for each in (*self.checked_objects.stored, *present.live)), default=head.head),
             "persisted_head": max((each.end for each in stored), default=0),
             "head": head.head,
             "fragments": len(stored),

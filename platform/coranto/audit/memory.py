@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from coranto.audit.remembered import JournalRecord, Records, decode, encode, newest
 from coranto.audit.sealing import Seal
-from coranto.audit.witness import Statement, Witness, WitnessedFile, change, sum_of
+from coranto.audit.witness import Statement, Witness, WitnessedFile, sum_of, update_statement
 from coranto.errors import CorruptData, FragmentNotFound
 from coranto.fragments.stores import FragmentStore
 
@@ -205,7 +205,7 @@ class StoreMemory:
         content = await self._sealed(name, text)
         file = WitnessedFile(name, sum_of(content))
         folder = name.partition("/")[0]
-        known = await change(
+        known = await update_statement(
             self._witness, lambda now: now.announced(folder, file) if now.folder in ("", folder) else now
         )
         if known.folder != folder:
@@ -216,7 +216,7 @@ class StoreMemory:
             announced = [each.name for each in now.files if not each.written]
             return now.confirmed(file, doomed.union(announced[:-_KEPT_ANNOUNCED]))
 
-        await change(self._witness, confirm)
+        await update_statement(self._witness, confirm)
         return True
 
     async def _sealed(self, name: str, text: bytes) -> bytes:

@@ -6,8 +6,8 @@ from collections import defaultdict
 
 from coranto.audit.compared import ComparedJournal
 from coranto.audit.findings import Fact, Kind, Severity
+from coranto.audit.gathered_journal import known
 from coranto.audit.losses import Spans, merged, overlaps, within
-from coranto.audit.present import known
 from coranto.fragments.fragment import Fragment
 
 _SHOWN = 5
@@ -31,7 +31,7 @@ def report_missing(journal: ComparedJournal, spans: Spans) -> None:
 
 def report_unstored(journal: ComparedJournal, stored: Spans) -> None:
     """Report fragments that a store has lost, and whose content only brokers have."""
-    keys, there = {known(each).key for each in journal.sound.stored}, merged(stored)
+    keys, there = {known(each).key for each in journal.checked_objects.stored}, merged(stored)
     live = [(each.begin, each.end) for each in journal.present.live]
     for old in journal.before.fragments if journal.before is not None else []:
         if not old.stored or old.bad or old.lost_since or old.key in keys:
@@ -51,7 +51,7 @@ def report_unstored(journal: ComparedJournal, stored: Spans) -> None:
 def report_replaced(journal: ComparedJournal) -> None:
     """Report objects of the same offsets with different SHA-1s: at most one of them is the journal's content."""
     sums: dict[tuple[int, int], set[str]] = defaultdict(set)
-    for each in journal.sound.stored:
+    for each in journal.checked_objects.stored:
         if not journal.is_bad(each):  # `report_misnamed` reports bad files.
             sums[each.begin, each.end].add(each.sum.hex())
     before: dict[tuple[int, int], set[str]] = defaultdict(set)
@@ -92,7 +92,7 @@ def report_replaced(journal: ComparedJournal) -> None:
 
 def report_misnamed(journal: ComparedJournal) -> None:
     """Report files whose names are wrong, and fragments that the brokers' index does not cover."""
-    for each in journal.sound.implausible:
+    for each in journal.checked_objects.implausible:
         journal.find(
             Kind.CONTENT_DIFFERS,
             Severity.ERROR,
@@ -100,7 +100,7 @@ def report_misnamed(journal: ComparedJournal) -> None:
             f"{each.length} bytes of content that its name states. Restore it from a copy, or remove it",
             _facts(each),
         )
-    for each in journal.sound.stored:
+    for each in journal.checked_objects.stored:
         if journal.is_bad(each):
             now = journal.present.bad.get(known(each).key)
             journal.find(
@@ -126,7 +126,7 @@ def report_misnamed(journal: ComparedJournal) -> None:
             {**_facts(each), "stray": True, "stored": is_there},
         )
     index = merged((entry.begin, entry.end) for entry in journal.present.index)
-    for each in journal.sound.stored:
+    for each in journal.checked_objects.stored:
         if not within((each.begin, each.end), index):
             journal.find(
                 Kind.OBJECT_UNKNOWN,

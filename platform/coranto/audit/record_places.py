@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from coranto.audit.findings import Finding, Kind, Severity, Subject
+from coranto.audit.gathered_journal import GatheredJournal
 from coranto.audit.memory import AuditMemory, Remembered, StoreMemory
-from coranto.audit.present import Present
 from coranto.audit.remembered import JournalRecord, newest
 from coranto.audit.sealing import Seal
 from coranto.audit.witness import BrokerWitness
@@ -47,7 +47,7 @@ class RecordPlaces:
         """The latest record of each journal."""
         return newest(place.loaded.records for place in self._places.values())
 
-    async def load(self, journals: Sequence[Present], stores: Sequence[str]) -> None:
+    async def load(self, journals: Sequence[GatheredJournal], stores: Sequence[str]) -> None:
         """Read the records. `stores` may have records of journals that are gone."""
         urls = {self.place_of(present) for present in journals}
         if self._is_single:
@@ -76,7 +76,7 @@ class RecordPlaces:
     def _is_single(self) -> bool:
         return bool(self._url) or self._given is not None
 
-    def place_of(self, present: Present) -> str:
+    def place_of(self, present: GatheredJournal) -> str:
         """Return the URL of the place of a journal's record."""
         return self._url if self._is_single else _first_store(present.info)
 

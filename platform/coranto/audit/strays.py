@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coranto.audit.present import Present, known
+from coranto.audit.gathered_journal import GatheredJournal, known
 from coranto.audit.remembered import JournalRecord
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 
 
-def strays_of(present: Present, before: JournalRecord | None) -> list[Fragment]:
+def strays_of(present: GatheredJournal, before: JournalRecord | None) -> list[Fragment]:
     """Return the strays among stored objects, and among deleted ones that brokers still list."""
     if present.head.append_status != pb.INDEX_HAS_GREATER_OFFSET or not present.live:
         return []
@@ -33,7 +33,7 @@ def strays_of(present: Present, before: JournalRecord | None) -> list[Fragment]:
     return [each for each in stored if each.begin > reach and known(each).key not in remembered]
 
 
-def without(present: Present, strays: list[Fragment]) -> Present:
+def without_strays(present: GatheredJournal, strays: list[Fragment]) -> GatheredJournal:
     """Return the state without these strays."""
     if not strays:
         return present

@@ -129,7 +129,7 @@ class BrokerWitness:
 _STATEMENT: Final = pydantic.TypeAdapter(Statement)
 
 
-async def change(witness: Witness, how: Callable[[Statement], Statement]) -> Statement:
+async def update_statement(witness: Witness, how: Callable[[Statement], Statement]) -> Statement:
     """Change a statement, retrying after concurrent changes, and return it. Raises CorantoError if that fails."""
     for _ in range(_ATTEMPTS):
         before = await witness.read()

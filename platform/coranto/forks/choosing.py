@@ -138,7 +138,7 @@ def _stays(name: str, value: str, same_labels: bool) -> bool:
     return same_labels and not name.startswith(_OURS)
 
 
-def holding(source: pb.JournalSpec, fork: Fork) -> pb.JournalSpec:
+def with_hold(source: pb.JournalSpec, fork: Fork) -> pb.JournalSpec:
     """Return the spec of a source that keeps a fork's shared content."""
     spec = pb.JournalSpec()
     spec.CopyFrom(without_hold(source, fork.name))

@@ -20,10 +20,10 @@ from coranto.client.values import JournalInfo, Suspend
 from coranto.effects import Clock, SystemClock
 from coranto.errors import EtcdTransactionFailed, InvalidInput, JournalNotFound, JournalSuspended, Unavailable
 from coranto.forks.boundaries import require_boundary
-from coranto.forks.choosing import choose, complete, fork_at, holding, new_spec
+from coranto.forks.choosing import choose, complete, fork_at, new_spec, with_hold
 from coranto.forks.dropping import drop_forks
 from coranto.forks.filling import InitialContent
-from coranto.forks.protecting import ContentRemoved, Making, Protection, latest_time, require_rules
+from coranto.forks.protecting import ContentRemoved, PendingFork, Protection, latest_time, require_rules
 from coranto.fragments.forks import Fork, counts_in, fork_of
 from coranto.labels import CONTENT_TYPE, NAME, RECOVERY_LOG, label_selector, value_of
 from coranto.names import validate_journal
@@ -124,33 +124,33 @@ class _Batch:
             raise InvalidInput("two forks have the same name; give each a name of its own", field="name")
 
     async def make(self) -> list[Fork]:
-        making, done = await self._begin()
-        if making:
-            await self._protect(making)
-            for each in making:
+        pending, done = await self._begin()
+        if pending:
+            await self._protect(pending)
+            for each in pending:
                 await self._fill(each)
-            await self._complete(making)
-        done |= {each.fork.name: replace(each.fork, forming=False) for each in making}
+            await self._complete(pending)
+        done |= {each.fork.name: replace(each.fork, forming=False) for each in pending}
         return [done[name] for name, _ in self._offsets.values()]
 
-    async def _begin(self) -> tuple[list[Making], dict[str, Fork]]:
+    async def _begin(self) -> tuple[list[PendingFork], dict[str, Fork]]:
         """Create the forks that do not exist. Return the forks to complete, and the complete ones."""
         for attempt in range(_ATTEMPTS):
-            making, done = await self._check_forks()
+            pending, done = await self._check_forks()
             try:
-                await self._create([each for each in making if each.shared is not None])
+                await self._create([each for each in pending if each.shared is not None])
             except EtcdTransactionFailed:
                 if attempt == _ATTEMPTS - 1:
                     raise
                 await self._clock.sleep(_RECHECK_SECONDS)  # Another process changed or forked a source.
                 continue
-            return making, done
+            return pending, done
         raise AssertionError("the last attempt returns or raises")
 
-    async def _check_forks(self) -> tuple[list[Making], dict[str, Fork]]:
+    async def _check_forks(self) -> tuple[list[PendingFork], dict[str, Fork]]:
         """Return the forks to create or complete, and the complete ones."""
         infos = await self._list()
-        making: list[Making] = []
+        pending: list[PendingFork] = []
         done: dict[str, Fork] = {}
         for source, (name, at) in self._offsets.items():
             if source not in infos:
@@ -159,10 +159,10 @@ class _Batch:
             if present is not None and not present.forming:
                 done[name] = present
             elif present is not None:
-                making.append(Making(infos[source], present, infos[name].spec, infos[source].mod_revision))
+                pending.append(PendingFork(infos[source], present, infos[name].spec, infos[source].mod_revision))
             else:
-                making.append(await self._choose(infos[source], name, at))
-        return making, done
+                pending.append(await self._choose(infos[source], name, at))
+        return pending, done
 
     async def _list(self) -> dict[str, JournalInfo]:
         names = [(NAME, each) for source, (name, _) in self._offsets.items() for each in (source, name)]
@@ -188,7 +188,7 @@ class _Batch:
 
     # -- 1. The specs --------------------------------------------------------------------------------------------------
 
-    async def _choose(self, source: JournalInfo, name: str, at: int | None) -> Making:
+    async def _choose(self, source: JournalInfo, name: str, at: int | None) -> PendingFork:
         spec = source.spec
         if value_of(spec.labels, CONTENT_TYPE) == RECOVERY_LOG:
             raise InvalidInput(
@@ -215,7 +215,7 @@ class _Batch:
             await require_boundary(self._client, spec, fragments, shared.begin, offset)
         fork = fork_at(spec, name, offset, shared)
         kept = [each for each in fragments if counts_in(fork.shares, each)]
-        return Making(source, fork, new_spec(spec, fork, same_labels=self._same_labels), source.mod_revision, kept)
+        return PendingFork(source, fork, new_spec(spec, fork, same_labels=self._same_labels), source.mod_revision, kept)
 
     async def _head(self, source: JournalInfo) -> int:
         """Return the end of all committed content. A broker's head may include an append that never commits."""
@@ -229,44 +229,44 @@ class _Batch:
                 ) from None
             return source.spec.suspend.offset
 
-    async def _create(self, making: Sequence[Making]) -> None:
-        if not making:
+    async def _create(self, pending: Sequence[PendingFork]) -> None:
+        if not pending:
             return
         changes = []
-        for each in making:
+        for each in pending:
             changes += [
                 pb.ApplyRequest.Change(upsert=each.spec, expect_mod_revision=0),
                 pb.ApplyRequest.Change(
-                    upsert=holding(each.source.spec, each.fork), expect_mod_revision=each.source.mod_revision
+                    upsert=with_hold(each.source.spec, each.fork), expect_mod_revision=each.source.mod_revision
                 ),
             ]
         header = await self._client.apply(changes)
-        for each in making:
+        for each in pending:
             each.revision = header.etcd.revision
 
     # -- 2. The holds --------------------------------------------------------------------------------------------------
 
-    async def _protect(self, making: Sequence[Making]) -> None:
+    async def _protect(self, pending: Sequence[PendingFork]) -> None:
         """Wait until no removal of shared content is in progress. If content is gone, drop the forks and raise
         Unavailable."""
         try:
-            await Protection(self._client, self._clock).wait(making)
+            await Protection(self._client, self._clock).wait(pending)
         except ContentRemoved as error:
-            await drop_forks(self._client, [each.fork.name for each in making])
+            await drop_forks(self._client, [each.fork.name for each in pending])
             raise Unavailable(f"{error}, so that the fork was dropped: fork it again") from error
 
     # -- 3. The initial content ----------------------------------------------------------------------------------------
 
-    async def _fill(self, making: Making) -> None:
-        await self._content.fill(making.fork)
+    async def _fill(self, pending: PendingFork) -> None:
+        await self._content.fill(pending.fork)
 
     # -- 4. Completion -------------------------------------------------------------------------------------------------
 
-    async def _complete(self, making: Sequence[Making]) -> None:
+    async def _complete(self, pending: Sequence[PendingFork]) -> None:
         for attempt in range(_ATTEMPTS):
             present = await self._list()
             # Another call with the same arguments may have completed them.
-            left = [each for each in making if not _is_complete(present.get(each.fork.name))]
+            left = [each for each in pending if not _is_complete(present.get(each.fork.name))]
             if not left:
                 return
             for each in left:
@@ -280,8 +280,8 @@ class _Batch:
                 continue
             return
 
-    def _completion(self, making: Making, present: Mapping[str, JournalInfo]) -> pb.ApplyRequest.Change:
-        name = making.fork.name
+    def _completion(self, pending: PendingFork, present: Mapping[str, JournalInfo]) -> pb.ApplyRequest.Change:
+        name = pending.fork.name
         info = present.get(name)
         if info is None:
             raise JournalNotFound(f"fork {name}, which was dropped during this call")

@@ -37,7 +37,7 @@ class ContentRemoved(CorantoError):
 
 
 @dataclass(slots=True)
-class Making:
+class PendingFork:
     """A fork that is being made. The source's hold is in etcd since `revision` or before.
 
     `shared` are the fragments that it shares; None if an earlier call created it.
@@ -63,24 +63,24 @@ class Protection:
         self._client = client
         self._clock = clock
 
-    async def wait(self, making: Sequence[Making]) -> None:
+    async def wait(self, pending: Sequence[PendingFork]) -> None:
         """Wait until no removal of shared content is in progress.
 
         Raises ContentRemoved if shared content is gone already, and Unavailable if primaries do not report their state.
         """
-        sharing = [each for each in making if each.fork.shares]
+        sharing = [each for each in pending if each.fork.shares]
         if sharing:
             revisions = {each.source.name: each.revision for each in sharing}
             await self._wait_known({**revisions, **{each.fork.name: 0 for each in sharing}})
         for each in sharing:
             await self._examine(each)
 
-    async def _examine(self, making: Making) -> None:
-        fork, source = making.fork, making.source.spec
+    async def _examine(self, pending: PendingFork) -> None:
+        fork, source = pending.fork, pending.source.spec
         await end_of(self._client, self._clock, fork)  # Now a broker serves it, and the client knows its route.
         now = await latest_time(self._client, self._clock, source.name)
         listed = [info.fragment for info in await self._client.fragments(fork.name) if info.persisted]
-        wanted = making.shared if making.shared is not None else listed
+        wanted = pending.shared if pending.shared is not None else listed
         old = [each for each in wanted if not is_safe(source, each, now, margin_seconds(source) / 2)]
         if old:
             await self._clock.sleep(REMOVAL_SECONDS)

@@ -40,7 +40,7 @@ class Share:
     begin: int
     end: int
 
-    def takes(self, fragment: Fragment) -> bool:
+    def contains(self, fragment: Fragment) -> bool:
         return self.covers(fragment.begin, fragment.end)
 
     def covers(self, begin: int, end: int) -> bool:
@@ -185,10 +185,10 @@ def folders_of(spec: pb.JournalSpec) -> tuple[Share, ...]:
 
 def counts_in(folders: Iterable[Share], fragment: Fragment) -> bool:
     """Return True if a fragment is in one of these folders and counts there."""
-    return any(folder.journal == fragment.journal and folder.takes(fragment) for folder in folders)
+    return any(folder.journal == fragment.journal and folder.contains(fragment) for folder in folders)
 
 
-def kept(spec: pb.JournalSpec, fragments: Iterable[Fragment], now: float) -> list[Fragment]:
+def without_expired_shares(spec: pb.JournalSpec, fragments: Iterable[Fragment], now: float) -> list[Fragment]:
     """Return a journal's listed fragments without shared ones that are older than its own retention.
 
     The files of shared fragments belong to the source, so the fork only omits them from the list: from the beginning on

@@ -214,7 +214,7 @@ class ContentDoctor:
                 store = self._stores.get(url)
                 async for each in store.list(info.name):
                     same = (each.backing_store, each.content_path) == (fragment.backing_store, fragment.content_path)
-                    if same or not own.takes(each) or each.begin >= fragment.end or each.end <= fragment.begin:
+                    if same or not own.contains(each) or each.begin >= fragment.end or each.end <= fragment.begin:
                         continue
                     with contextlib.suppress(CorantoError):
                         await store.read(each)

@@ -12,7 +12,7 @@ from coranto.coordination.etcd import EtcdHeader, KeyValue
 from coranto.coordination.keyspace_state import Entries, Item, KeySpaceState
 from coranto.coordination.layout import Layout
 from coranto.errors import InvalidInput, PermissionDenied, Unavailable
-from coranto.forks.choosing import SharedSpan, complete, fork_at, holding, new_spec
+from coranto.forks.choosing import SharedSpan, complete, fork_at, new_spec, with_hold
 from coranto.security.tokens import Capability, Claims
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.heads_pb2 import JournalHead
@@ -23,7 +23,7 @@ ALL = Claims(Capability.ALL)
 SOURCE = pb.JournalSpec(name="a/source", flags=pb.JournalSpec.O_RDWR)
 SOURCE.fragment.stores.extend(["s3://one/", "s3://two/"])
 FORK = fork_at(SOURCE, "b/fork", 30, SharedSpan(0, 20))
-HELD = holding(SOURCE, FORK)
+HELD = with_hold(SOURCE, FORK)
 FORMING = new_spec(SOURCE, FORK)
 MADE = complete(FORMING, None)
 OTHER = pb.JournalSpec(name="c/other")
@@ -136,7 +136,7 @@ def test_a_fork_keeps_its_sources_stores_and_its_begin() -> None:
 
 def test_forks_of_forks_hold_each_other_and_are_not_cycles() -> None:
     second = fork_at(MADE, "d/second", 50, SharedSpan(0, 40))
-    held, made = holding(MADE, second), new_spec(MADE, second)
+    held, made = with_hold(MADE, second), new_spec(MADE, second)
     assert check([HELD, MADE], held, made) == []
     with pytest.raises(InvalidInput, match="its fork d/second"):
         check([HELD, held, made], "b/fork", SOURCE)
@@ -145,7 +145,7 @@ def test_forks_of_forks_hold_each_other_and_are_not_cycles() -> None:
     x, y = pb.JournalSpec(name="x"), pb.JournalSpec(name="y")
     of_x, of_y = fork_at(x, "y", 9, SharedSpan(0, 9)), fork_at(y, "x", 9, SharedSpan(0, 9))
     with pytest.raises(InvalidInput):
-        check([], holding(new_spec(x, of_x), of_y), holding(new_spec(y, of_y), of_x))
+        check([], with_hold(new_spec(x, of_x), of_y), with_hold(new_spec(y, of_y), of_x))
 
 
 def test_creating_a_fork_requires_read_access_to_its_source() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from coranto import labels
 from coranto.audit.findings import Kind
 from coranto.audit.forks import fork_findings
-from coranto.forks.choosing import SharedSpan, complete, fork_at, holding, new_spec
+from coranto.forks.choosing import SharedSpan, complete, fork_at, new_spec, with_hold
 from coranto.wire import protocol_pb2 as pb
 
 SOURCE = pb.JournalSpec(name="a")
 FORK = fork_at(SOURCE, "b", 30, SharedSpan(0, 20))
-HELD = holding(SOURCE, FORK)
+HELD = with_hold(SOURCE, FORK)
 FORMING = new_spec(SOURCE, FORK)
 MADE = complete(FORMING, None)
 

@@ -13,7 +13,7 @@ import pytest
 from coranto.audit import Kind, Report, Severity
 from coranto.audit.memory import FOLDER, StoreMemory
 from coranto.audit.sealing import Seal
-from coranto.audit.witness import BrokerWitness, Statement, Witness, WitnessedFile, change
+from coranto.audit.witness import BrokerWitness, Statement, Witness, WitnessedFile, update_statement
 from coranto.auth import Keys
 from coranto.client import JournalClient
 from coranto.client.notes import Note
@@ -223,11 +223,11 @@ async def test_a_restored_older_signed_note_is_detected() -> None:
     found = witness(notes)
     file = WitnessedFile("f/1", "abc")
     assert await found.read() == Statement()
-    first = await change(found, lambda now: now.announced("f", file))
+    first = await update_statement(found, lambda now: now.announced("f", file))
     assert await found.read() == first
     assert notes.kept is not None
     old = notes.kept.content
-    second = await change(found, lambda now: now.confirmed(file, ()))
+    second = await update_statement(found, lambda now: now.confirmed(file, ()))
     assert second.files == (replace(file, written=True),)
     # A caller with a token for its journals, but without a key, restores an earlier note of the brokers.
     notes.kept = Note(old, notes.kept.version + 1)
@@ -261,9 +261,9 @@ async def test_a_change_is_retried_after_a_conflict_and_fails_after_many() -> No
             return True
 
     contended: Witness = Contended(5)
-    assert (await change(contended, lambda now: now.announced("f", WitnessedFile("f/1", "")))).number == 6
+    assert (await update_statement(contended, lambda now: now.announced("f", WitnessedFile("f/1", "")))).number == 6
     with pytest.raises(CorantoError, match="audit again"):
-        await change(Contended(1000), lambda now: now)
+        await update_statement(Contended(1000), lambda now: now)
 
 
 async def test_without_notes_there_is_no_witness() -> None:

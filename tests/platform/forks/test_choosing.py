@@ -13,10 +13,10 @@ from coranto.forks.choosing import (
     choose,
     complete,
     fork_at,
-    holding,
     is_safe,
     missing,
     new_spec,
+    with_hold,
     without_hold,
 )
 from coranto.fragments.forks import holds_of
@@ -117,10 +117,10 @@ def test_specs_of_a_fork_and_its_source_have_the_labels_of_the_fork(managed_by: 
         labels.FORK_STATE: labels.FORMING,
     }
     assert (made.suspend.offset, made.flags) == (20, pb.JournalSpec.O_RDWR)
-    held = holding(holding(source, fork), fork)
+    held = with_hold(with_hold(source, fork), fork)
     assert holds_of(held) == {"b": 0}
     assert without_hold(held, "b") == source
-    assert holds_of(holding(source, fork_at(source, "b", 30, SharedSpan(20, 20)))) == {}
+    assert holds_of(with_hold(source, fork_at(source, "b", 30, SharedSpan(20, 20)))) == {}
     done = complete(made, labels.label_set(region="us", run="7"))
     found = dict(labels.as_pairs(done.labels))
     assert (found["region"], found["run"], found.get(labels.FORK_STATE)) == ("us", "7", None)

@@ -15,7 +15,7 @@ from coranto.client.heads import JournalHead
 from coranto.client.values import Chunk
 from coranto.errors import ContentGone, CorruptData, InvalidInput, JournalNotFound, RpcFailed, Unavailable
 from coranto.forks import Fork, creating, drop_fork, filling, fork_journal, fork_journals, fork_of, forks_of
-from coranto.forks.choosing import SharedSpan, fork_at, holding, new_spec
+from coranto.forks.choosing import SharedSpan, fork_at, new_spec, with_hold
 from coranto.fragments.forks import holds_of
 from coranto.fragments.fragment import Fragment
 from coranto.testing import Cluster
@@ -350,7 +350,7 @@ def test_no_fork_shares_content_that_its_source_does_not_have_yet() -> None:
                 await cluster.create(spec(name))
             source = await present(client, name)
             greedy = fork_at(source, FORK, 1 << 62, SharedSpan(0, 1 << 62))
-            changes = [new_spec(source, greedy), holding(source, greedy)]
+            changes = [new_spec(source, greedy), with_hold(source, greedy)]
             with pytest.raises((InvalidInput, RpcFailed), match="its stores have it up to"):
                 await client.apply([pb.ApplyRequest.Change(upsert=each, expect_mod_revision=-1) for each in changes])
             primaries.add((await client.heads(f"name={name}")).journals[0].broker)

@@ -18,8 +18,8 @@ from coranto.fragments.forks import (
     held_from,
     hold_for,
     holds_of,
-    kept,
     shares_of,
+    without_expired_shares,
 )
 from coranto.fragments.fragment import MAX_OFFSET, Codec, Fragment
 from coranto.fragments.retention import expired
@@ -65,7 +65,7 @@ def test_only_whole_fragments_below_the_shared_end_are_used() -> None:
     assert own == Share("b", 100, MAX_OFFSET)
     assert of_source.journal == "a"
     spans = [(10, 50), (50, 100), (0, 50), (50, 101), (100, 120)]
-    assert [of_source.takes(stored("a", *span)) for span in spans] == [True, True, False, False, False]
+    assert [of_source.contains(stored("a", *span)) for span in spans] == [True, True, False, False, False]
     assert folders_of(spec("a")) == (Share("a", 0, MAX_OFFSET),)
 
 
@@ -82,7 +82,7 @@ def test_each_offset_belongs_to_one_folder(chain: list[tuple[str, int]], begin: 
         assert [each.begin for each in others] == [begin, *(each.end for each in others)][:-1]
         begin = own.begin if not others else begin
     own, *others = folders_of(source)
-    assert not any(each.takes(stored(each.journal, own.begin - 5, own.begin + 5)) for each in (own, *others))
+    assert not any(each.contains(stored(each.journal, own.begin - 5, own.begin + 5)) for each in (own, *others))
 
 
 def test_a_hold_keeps_all_content_from_its_offset() -> None:
@@ -99,19 +99,20 @@ def test_a_hold_keeps_all_content_from_its_offset() -> None:
 def test_a_fork_omits_shared_fragments_older_than_its_own_retention() -> None:
     first = Fork("a", "b", 30, 30, 0, shares_of(spec("a"), 0, 30))
     fragments = [stored("a", 0, 10, 100), stored("a", 10, 20, 10), stored("b", 30, 40), stored("b", 20, 30, 100)]
-    assert kept(spec("b", *fork_labels(first), retention=50), fragments, NOW) == fragments[1:]
-    assert kept(spec("b", *fork_labels(first)), fragments, NOW) == fragments
+    assert without_expired_shares(spec("b", *fork_labels(first), retention=50), fragments, NOW) == fragments[1:]
+    assert without_expired_shares(spec("b", *fork_labels(first)), fragments, NOW) == fragments
     plain = [stored("b", 0, 10, 100), stored("b", 10, 20, 100)]
-    assert kept(spec("b", retention=50), plain, NOW) == plain  # Only retention removes a journal's own fragments.
+    # Only retention removes a journal's own fragments.
+    assert without_expired_shares(spec("b", retention=50), plain, NOW) == plain
 
 
 def test_a_gap_left_by_a_forks_retention_keeps_no_shared_fragment() -> None:
     fork = Fork("a", "b", 40, 20, 0, (Share("a", 0, 20),))
     old = [stored("a", 0, 10, 90), stored("a", 10, 20, 80)]
     young = stored("b", 30, 40)  # [20, 30) was old and was removed, too.
-    assert kept(spec("b", *fork_labels(fork), retention=50), [*old, young], NOW) == [young]
+    assert without_expired_shares(spec("b", *fork_labels(fork), retention=50), [*old, young], NOW) == [young]
     held = spec("b", *fork_labels(fork), (labels.FORK_HOLD, "10/c"), retention=50)
-    assert kept(held, [*old, young], NOW) == [old[1], young]
+    assert without_expired_shares(held, [*old, young], NOW) == [old[1], young]
 
 
 @pytest.mark.parametrize(

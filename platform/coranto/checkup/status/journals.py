@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Final
 
 from coranto.audit.findings import Finding, Kind, Severity, Subject
+from coranto.audit.gathered_journal import GatheredJournal
 from coranto.audit.health import health_of
-from coranto.audit.present import Present
 from coranto.checkup.results import Condition, Examination
 from coranto.checkup.status.values import JournalPlace, JournalProblem
 from coranto.client import JournalInfo
@@ -93,7 +93,7 @@ def examinations_of(problems: Sequence[JournalProblem]) -> Iterator[Examination]
 
 def _findings(info: JournalInfo, head: JournalHead | None, silent: Set[str], at: float) -> Iterable[Finding]:
     if head is not None:
-        return health_of(Present(info, head, at))
+        return health_of(GatheredJournal(info, head, at))
     if info.is_asleep:
         return ()
     primary = primary_of(info)

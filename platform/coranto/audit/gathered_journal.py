@@ -14,7 +14,7 @@ from coranto.fragments.fragment import Codec, Fragment
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
+class GatheredJournal:
     """The current state of a journal. `at` is the time of gathering, in Unix seconds.
 
     `objects` are the fragments that the audit itself has found in the stores. `index` is the brokers' listing,
@@ -59,12 +59,12 @@ class Present:
     @property
     def keys(self) -> set[Key]:
         """The offsets and SHA-1s of all existing fragments, in stores or at brokers."""
-        return {known(each).key for each in (*plausible(self.objects).stored, *self.live)}
+        return {known(each).key for each in (*check_file_lengths(self.objects).stored, *self.live)}
 
     @property
     def spans(self) -> list[tuple[int, int]]:
         """The spans of all existing fragments."""
-        return [(each.begin, each.end) for each in (*plausible(self.objects).stored, *self.live)]
+        return [(each.begin, each.end) for each in (*check_file_lengths(self.objects).stored, *self.live)]
 
     @property
     def live(self) -> list[Fragment]:
@@ -73,20 +73,20 @@ class Present:
 
 
 @dataclass(slots=True)
-class Sound:
+class CheckedObjects:
     """Stored fragments, and objects whose file lengths do not fit their names."""
 
     stored: list[Fragment] = field(default_factory=list)
     implausible: list[Fragment] = field(default_factory=list)
 
 
-def plausible(objects: Sequence[Fragment]) -> Sound:
+def check_file_lengths(objects: Sequence[Fragment]) -> CheckedObjects:
     """Split objects by whether the lengths of their files fit their names."""
-    sound = Sound()
+    checked = CheckedObjects()
     for each in objects:
         fits = each.file_bytes is None or can_hold(each.codec, each.file_bytes, each.length)
-        (sound.stored if fits else sound.implausible).append(each)
-    return sound
+        (checked.stored if fits else checked.implausible).append(each)
+    return checked
 
 
 def known(fragment: Fragment) -> KnownFragment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coranto.audit.present import file_facts, known, plausible
+from coranto.audit.gathered_journal import check_file_lengths, file_facts, known
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 
 LIVE = Fragment("a/journal", 0, 3, sum_of(b"abc"), Codec.NONE)
@@ -21,5 +21,5 @@ def test_a_record_names_the_file_of_a_fragment() -> None:
 
 
 def test_a_file_that_is_too_long_for_its_name_is_not_content() -> None:
-    assert plausible([replace(LIVE, backing_store="s3://b/", file_bytes=4)]).stored == []
-    assert plausible([replace(LIVE, backing_store="s3://b/", file_bytes=3), LIVE]).implausible == []
+    assert check_file_lengths([replace(LIVE, backing_store="s3://b/", file_bytes=4)]).stored == []
+    assert check_file_lengths([replace(LIVE, backing_store="s3://b/", file_bytes=3), LIVE]).implausible == []
