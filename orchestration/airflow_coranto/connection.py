@@ -78,7 +78,7 @@ class ConnectionFields:
 
     | field | meaning |
     |---|---|
-    | host | brokers, separated by commas, each with or without a port; empty: see `coranto.cluster.reach` |
+    | host | brokers, separated by commas, each with or without a port; empty: see `coranto.cluster.client_config` |
     | port | the default port of brokers |
     | schema | `https` for TLS, `http` or empty without TLS |
     | password | a bearer token; with `auth=keys` in extra, keys to sign tokens; with `auth=oidc`, a client secret |
@@ -119,7 +119,7 @@ class ConnectionFields:
         Raises InvalidInput for invalid fields, and ClusterError if no endpoint is given and no local cluster runs.
         Error texts do not contain the password.
         """
-        from coranto.cluster.reach import reach
+        from coranto.cluster.client_config import resolve_client_config
 
         extra = self._known_extra()
         kind = extra.get("auth") or "token"
@@ -132,7 +132,7 @@ class ConnectionFields:
                 "an OpenID Connect provider needs auth = oidc and oidc_issuer, and the client secret as password",
                 field="extra.auth",
             )
-        return reach(
+        return resolve_client_config(
             self.endpoint,
             data_dir=extra.get("data_dir", ""),
             file_root=extra.get("file_root", ""),

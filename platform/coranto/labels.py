@@ -372,10 +372,10 @@ def matcher(selector: pb.LabelSelector) -> Callable[[pb.LabelSet], bool]:
         found: set[str] = set()
         for label in labels.labels:
             accepted = exclude.get(label.name)
-            if accepted is not None and accepted.met_by(label.value):
+            if accepted is not None and accepted.accepts(label.value):
                 return False
             accepted = include.get(label.name)
-            if accepted is not None and accepted.met_by(label.value):
+            if accepted is not None and accepted.accepts(label.value):
                 found.add(label.name)
         return len(found) == len(include)
 
@@ -390,7 +390,7 @@ class _AcceptedValues:
         self.values: set[str] = set()
         self.prefixes: tuple[str, ...] = ()
 
-    def met_by(self, value: str) -> bool:
+    def accepts(self, value: str) -> bool:
         return self.any or value in self.values or value.startswith(self.prefixes)
 
 

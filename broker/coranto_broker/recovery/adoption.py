@@ -21,7 +21,7 @@ from coranto.coordination.etcd import Compare, Coordinator, KeyValue, Op, Put, T
 from coranto.coordination.layout import ItemKey, Layout, MemberId
 from coranto.effects import Clock, Disk, Entropy, LocalDisk
 from coranto.errors import InvalidInput, TxnOutcomeUnknown, WrongCluster
-from coranto.process.dirlock import place_of
+from coranto.process.dirlock import directory_id
 from coranto_broker.recovery.deleted_spools import DeletedSpools
 from coranto_broker.recovery.identity import IDENTITY_FILE, ClusterIdentity, DirectoryIdentity, DirectoryUse, encode
 from coranto_broker.recovery.residence import load_identity, new_word, read_cluster, spools_of
@@ -200,7 +200,7 @@ class Adoption:
         header, _ = await self._coordinator.get(layout.cluster_key)
         revision = max(seen, cluster.base + header.revision) if cluster.since else seen
         identity = DirectoryIdentity(cluster.id, header.cluster_id, layout.prefix, str(member), word, revision=revision)
-        place = place_of(data_dir) if isinstance(disk, LocalDisk) else ""
+        place = directory_id(data_dir) if isinstance(disk, LocalDisk) else ""
         await self._txn([], [Put(layout.use_key(member), encode(DirectoryUse(word, place)))])
         disk.write_atomic(data_dir / IDENTITY_FILE, encode(identity))
 

@@ -74,7 +74,7 @@ class ClusterIdentity:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryUse:
-    """A broker's last use of the cluster. `place` is the data directory (`coranto.process.dirlock.place_of`)."""
+    """A broker's last use of the cluster. `place` is the data directory (`coranto.process.dirlock.directory_id`)."""
 
     word: str
     place: str = ""

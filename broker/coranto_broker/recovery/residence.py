@@ -18,7 +18,7 @@ from coranto.coordination.layout import ItemKey, Layout, MemberId
 from coranto.coordination.lease import LeaseRecord
 from coranto.effects import Clock, Disk, Entropy, LocalDisk
 from coranto.errors import CoordinationError, InvalidInput, Unavailable, WrongCluster
-from coranto.process.dirlock import place_of
+from coranto.process.dirlock import directory_id
 from coranto_broker.recovery.identity import (
     IDENTITY_FILE,
     ClusterIdentity,
@@ -97,7 +97,7 @@ class Residence:
         self._entropy = entropy
         self._identity = identity
         self._use = use
-        self._place = place_of(data_dir) if isinstance(disk, LocalDisk) else ""
+        self._place = directory_id(data_dir) if isinstance(disk, LocalDisk) else ""
 
     @classmethod
     async def check(

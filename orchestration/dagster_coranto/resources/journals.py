@@ -14,7 +14,7 @@ from coranto.client.groups import JournalGroup
 from coranto.client.heads import Heads
 from coranto.client.loop import run_blocking
 from coranto.client.positions import JournalPosition, positions_of
-from coranto.cluster import reach
+from coranto.cluster import resolve_client_config
 from coranto.cluster.info import DATA_VARIABLE, DEFAULT_DATA_DIR
 from coranto.fragments.stores import StoreRegistry
 from coranto.names import check_prefix
@@ -109,7 +109,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # its
             "CORANTO_TLS_CERT": self.tls_cert,
             "CORANTO_TLS_KEY": self.tls_key,
         }
-        return reach(self.endpoint, data_dir=self.data_dir, file_root=self.file_root, settings=settings)
+        return resolve_client_config(self.endpoint, data_dir=self.data_dir, file_root=self.file_root, settings=settings)
 
     def audit_config(self) -> ClientConfig:
         """Return `client_config` with a short retry timeout, for callers that report unavailable brokers."""

@@ -14,10 +14,10 @@ No child outlives the process that runs the cluster, however that process ends. 
 in the directory.
 """
 
+from coranto.cluster.client_config import resolve_client_config
 from coranto.cluster.embedded import EmbeddedCluster
 from coranto.cluster.etcd_server import EtcdServer
 from coranto.cluster.foreground import run_foreground
 from coranto.cluster.info import ClusterInfo, locate
-from coranto.cluster.reach import reach
 
-__all__ = ["ClusterInfo", "EmbeddedCluster", "EtcdServer", "locate", "reach", "run_foreground"]
+__all__ = ["ClusterInfo", "EmbeddedCluster", "EtcdServer", "locate", "resolve_client_config", "run_foreground"]

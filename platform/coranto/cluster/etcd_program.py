@@ -68,7 +68,7 @@ def find_etcd(environment: Mapping[str, str], data: Path | None = None) -> EtcdP
     package, else any on PATH. Existing data need the minor version that wrote them, or else a good program of the next
     minor version. The program that the variable names need not be good.
     """
-    written = None if data is None else written_by(data)
+    written = None if data is None else recorded_version(data)
     if named := environment.get(BINARY_VARIABLE):
         program = _examine(Path(shutil.which(named) or named))
         if program is None:
@@ -156,14 +156,14 @@ def _version(path: Path, _inode: int, _modified: int) -> Version | None:
     return None if found is None else parse_version(found[1])
 
 
-def note_writer(data: Path, program: EtcdProgram) -> None:
+def record_version(data: Path, program: EtcdProgram) -> None:
     """Record the etcd version that writes a data directory from now on, in a file next to it."""
     writer, text = _writer(data), ".".join(map(str, program.version))
     if not writer.exists() or writer.read_text() != text:
         LocalDisk().write_atomic(writer, text.encode())
 
 
-def written_by(data: Path) -> tuple[int, int] | None:
+def recorded_version(data: Path) -> tuple[int, int] | None:
     """Return the minor version that wrote an etcd data directory; None if it is new, or the version is unknown."""
     if not (data / "member").exists():
         return None

@@ -15,7 +15,7 @@ from types import TracebackType
 
 import structlog
 
-from coranto.cluster.etcd_program import CONSEQUENCE, INSTALL, EtcdProgram, find_etcd, note_writer, written_by
+from coranto.cluster.etcd_program import CONSEQUENCE, INSTALL, EtcdProgram, find_etcd, record_version, recorded_version
 from coranto.cluster.processes import ChildProcess, free_port, wait_ready
 from coranto.errors import ClusterError
 from coranto.security.tls import ClientTls
@@ -108,10 +108,10 @@ class EtcdServer:
         if self._program is None or not self._program.path.exists():
             self._program = find_etcd(self._environment, folder)
             if not self._program.is_good:
-                written = written_by(folder)
+                written = recorded_version(folder)
                 minor = "" if written is None else f". The data here need an etcd {'.'.join(map(str, written))}"
                 _log.warning("etcd.unsound", program=str(self._program), problem=CONSEQUENCE, advice=INSTALL + minor)
-        note_writer(folder, self._program)
+        record_version(folder, self._program)
         return self._program
 
     def stop(self) -> None:

@@ -54,7 +54,7 @@ class _Shift:
 
 
 class FlowNetwork:
-    """A placement of items on members, which are identified by numbers. `give` and `take` change it.
+    """A placement of items on members, which are identified by numbers. `assign` and `unassign` change it.
 
     `optimize` never exceeds `limits`, and the placement that it starts from must not either. `held[item]` are the
     members that hold the item already: a replica there costs no move.
@@ -77,11 +77,11 @@ class FlowNetwork:
         self.counts = [0] * len(limits)
         self.several_zones = len({zone for zone, limit in zip(zones, limits, strict=True) if limit}) > 1
 
-    def give(self, item: int, member: int) -> None:
+    def assign(self, item: int, member: int) -> None:
         self.placed[item].append(member)
         self.counts[member] += 1
 
-    def take(self, item: int, member: int) -> None:
+    def unassign(self, item: int, member: int) -> None:
         self.placed[item].remove(member)
         self.counts[member] -= 1
 
@@ -336,9 +336,9 @@ class _Residual:
             self._withdraw(step.item)
             stale.update(network.placed[step.item])
             if step.out is not None:
-                network.take(step.item, step.out)
+                network.unassign(step.item, step.out)
             if step.into is not None:
-                network.give(step.item, step.into)
+                network.assign(step.item, step.into)
                 stale.add(step.into)
             self._enter(step.item)
         for node in stale:

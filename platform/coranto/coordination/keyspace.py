@@ -281,7 +281,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
                 if arrival.reconnected:
                     entries = entries.merge(events, self._decode) if events else entries
                     events.clear()
-                    self._check_mirror.demand(entries, arrival.header.revision)
+                    self._check_mirror.request(entries, arrival.header.revision)
         assert header is not None
         if events:
             entries = entries.merge(events, self._decode)

@@ -7,8 +7,8 @@ A process that was killed and restarts before that may *resume*: it finds its le
 directory, keeps that lease alive again, and has its membership and assignments as if nothing had happened. Only one
 process may do so: a caller that passes a `LeaseRecord` must hold that directory exclusively (see
 `coranto.process.dirlock`). A lock on a copy of the directory is not enough: it says nothing about the process that uses
-the original. So the file names its directory (`coranto.process.dirlock.place_of`), and only a process that finds the
-file there resumes. Any other process waits until the lease has expired.
+the original. So the file names its directory (`coranto.process.dirlock.directory_id`), and only a process that finds
+the file there resumes. Any other process waits until the lease has expired.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import structlog
 from coranto.coordination.etcd import Coordinator, GrantedLease, KeyValue, Put, absent, unmodified
 from coranto.effects import Clock, Disk, LocalDisk, SystemClock
 from coranto.errors import LeaseLost, MemberInUse, TxnOutcomeUnknown, Unavailable
-from coranto.process.dirlock import place_of
+from coranto.process.dirlock import directory_id
 
 _log = structlog.get_logger(__name__)
 
@@ -52,7 +52,7 @@ class LeaseRecord:
     def within(data_dir: Path, disk: Disk | None = None) -> LeaseRecord:
         """Return the record of a data directory. If `disk` is this machine's own, an absent directory is created."""
         disk = disk if disk is not None else LocalDisk()
-        place = place_of(data_dir) if isinstance(disk, LocalDisk) else ""
+        place = directory_id(data_dir) if isinstance(disk, LocalDisk) else ""
         return LeaseRecord(data_dir / LEASE_FILE, disk, place)
 
     def load(self) -> tuple[int, int] | None:

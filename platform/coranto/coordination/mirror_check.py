@@ -28,7 +28,7 @@ _log = structlog.get_logger(__name__)
 
 
 class MirrorCheck:
-    """Compares the latest state given to `demand`. A later state replaces a pending one."""
+    """Compares the latest state given to `request`. A later state replaces a pending one."""
 
     def __init__(self, coordinator: Coordinator, prefix: str, clock: Clock) -> None:
         self._coordinator = coordinator
@@ -37,7 +37,7 @@ class MirrorCheck:
         self._next: tuple[Entries, int] | None = None
         self._wanted = asyncio.Event()
 
-    def demand(self, entries: Entries, revision: int) -> None:
+    def request(self, entries: Entries, revision: int) -> None:
         """Request a comparison of `entries`, the mirror's as of `revision`."""
         self._next = entries, revision
         self._wanted.set()

@@ -122,13 +122,13 @@ class _Chooser:
         ):
             self._fill(free, anywhere)
 
-    def _give(self, item: int, member: int) -> None:
-        self.network.give(item, member)
+    def _assign(self, item: int, member: int) -> None:
+        self.network.assign(item, member)
         self.below_share.refresh(member)
         self.below_limit.refresh(member)
 
-    def _take(self, item: int, member: int) -> None:
-        self.network.take(item, member)
+    def _unassign(self, item: int, member: int) -> None:
+        self.network.unassign(item, member)
         self.below_share.refresh(member)
         self.below_limit.refresh(member)
 
@@ -174,7 +174,7 @@ class _Chooser:
                     reverse=True,
                 )
                 apart = (at for at in ranked if len({*zones[:at], *zones[at + 1 :]}) > 1)
-                network.take(item, placed[next(apart, ranked[0])])
+                network.unassign(item, placed[next(apart, ranked[0])])
         for member in range(len(network.limits)):
             self.below_share.refresh(member)
             self.below_limit.refresh(member)
@@ -196,7 +196,7 @@ class _Chooser:
             movable = [item for item in items if self._target(self.below_limit, item, member, anywhere=True)]
             stuck = [item for item in items if item not in set(movable)] if len(movable) < surplus else []
             for item in [*movable[::-1], *stuck[::-1]][:surplus]:
-                self._take(item, member)
+                self._unassign(item, member)
 
     def _spread(self) -> None:
         """Move one replica of items that live in a single zone to another zone, if it has capacity."""
@@ -208,8 +208,8 @@ class _Chooser:
             for free in (self.below_share, self.below_limit):
                 found = self._target(free, item, leaving, anywhere=False)
                 if found is not None:
-                    self._take(item, leaving)
-                    self._give(item, found[0])
+                    self._unassign(item, leaving)
+                    self._assign(item, found[0])
                     break
 
     def _relieve(self) -> None:
@@ -235,8 +235,8 @@ class _Chooser:
                         continue
                     near = sum(network.zones[member] == zone for member in network.placed[item]) - 1
                     if found[1] - near <= tolerated:
-                        self._take(item, leaving)
-                        self._give(item, found[0])
+                        self._unassign(item, leaving)
+                        self._assign(item, found[0])
 
     def _fill(self, free: _FreeMembers, anywhere: bool) -> None:
         """Place missing replicas where there is capacity: first one of each item, then a second, and so on."""
@@ -249,5 +249,5 @@ class _Chooser:
                 if len(network.placed[item]) < min(wanted, network.replication[item]):
                     found = self._target(free, item, None, anywhere=anywhere)
                     if found is not None:
-                        self._give(item, found[0])
+                        self._assign(item, found[0])
             short = [item for item in short if wanted < network.replication[item]]

@@ -8,7 +8,7 @@ from dlt.common.destination import Destination, DestinationCapabilitiesContext
 from dlt.common.destination.client import DestinationClientDwhConfiguration
 
 from coranto.client import ClientConfig
-from coranto.cluster import reach
+from coranto.cluster import resolve_client_config
 from coranto.destinations.client import CorantoClient
 from coranto.destinations.columns import DEFAULT_DECIMAL
 from coranto.errors import InvalidInput
@@ -41,7 +41,7 @@ class CorantoClientConfiguration(DestinationClientDwhConfiguration):
 
     def client_config(self) -> ClientConfig:
         """Return the configuration of clients. Raises ClusterError if there is no endpoint or cluster."""
-        return reach(self.endpoint or "")
+        return resolve_client_config(self.endpoint or "")
 
     def root_of(self, dataset: str) -> str:
         """Return the folder of a dataset's journals."""

@@ -17,7 +17,7 @@ from coranto.errors import DirectoryInUse
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def place_of(directory: Path) -> str:
+def directory_id(directory: Path) -> str:
     """Return a name for a directory that is unique among all machines, until this machine restarts.
 
     Creates the directory if it is absent. Only one process can lock the directory of this name at a time. A copy of the

@@ -12,7 +12,7 @@ import pytest
 import structlog.testing
 
 from coranto.cluster import EtcdServer, etcd_program
-from coranto.cluster.etcd_program import EtcdProgram, find_etcd, is_good, note_writer, parse_version
+from coranto.cluster.etcd_program import EtcdProgram, find_etcd, is_good, parse_version, record_version
 from coranto.cluster.etcd_server import ask_etcd
 from coranto.errors import ClusterError
 from tests.platform.cluster.children import write_program
@@ -94,7 +94,7 @@ def test_a_named_program_must_be_an_etcd(tmp_path: Path, place: Place) -> None:
 
 
 def test_data_is_opened_by_the_minor_version_that_wrote_it(data: Path, place: Place) -> None:
-    note_writer(data, EtcdProgram(Path("etcd"), (3, 5, 1)))
+    record_version(data, EtcdProgram(Path("etcd"), (3, 5, 1)))
     assert chosen(place("3.4.23", "3.5.16", bundled="3.5.1"), data) == "3.5.16"
     assert chosen(place("3.4.23", bundled="3.5.1"), data) == "3.5.1"
     assert chosen(place("3.4.23", "3.6.1", bundled="3.5.1"), data) == "3.5.1"
@@ -104,7 +104,7 @@ def test_data_is_opened_by_the_minor_version_that_wrote_it(data: Path, place: Pl
         with pytest.raises(ClusterError, match=rf"{data} were written by etcd 3\.5.*Name an etcd 3\.5") as refused:
             find_etcd(place(others, named=named), data)
         assert f"({named or others})" in str(refused.value)
-    note_writer(data, EtcdProgram(Path("etcd"), (3, 4, 23)))
+    record_version(data, EtcdProgram(Path("etcd"), (3, 4, 23)))
     with pytest.raises(ClusterError, match=r"written by etcd 3\.4"):
         find_etcd(place(bundled="3.5.1"), data)  # That version is not supported, and the upgrade cannot be reverted.
 

@@ -31,7 +31,7 @@ def networks(draw: st.DrawFn) -> FlowNetwork:
     for item, wanted in enumerate(replication):
         for member in draw(some_members)[:wanted]:
             if network.counts[member] < limits[member]:
-                network.give(item, member)
+                network.assign(item, member)
     return network
 
 
@@ -63,7 +63,7 @@ def test_full_members_pass_items_along_a_chain() -> None:
     # on 2.
     network = FlowNetwork([1, 1, 2], [[0], [1], [2]], [0, 0, 0], [1, 1, 2], [1, 1, 2])
     for item, member in ((0, 0), (1, 1), (2, 2)):
-        network.give(item, member)
+        network.assign(item, member)
     network.optimize()
     assert network.cost() == Cost(unplaced=0, single_zoned=0, over_share=0, moves=2)
     assert sorted(network.placed[2]) in ([0, 2], [1, 2])
@@ -72,7 +72,7 @@ def test_full_members_pass_items_along_a_chain() -> None:
 def test_full_members_exchange_items_to_bring_each_a_second_zone() -> None:
     network = FlowNetwork([2, 2], [[0, 1], [2, 3]], [0, 0, 1, 1], [1] * 4, [1] * 4)
     for member in range(4):
-        network.give(member // 2, member)
+        network.assign(member // 2, member)
     network.optimize()
     assert network.cost() == Cost(unplaced=0, single_zoned=0, over_share=0, moves=2)
 
@@ -81,7 +81,7 @@ def test_an_item_gains_only_once_from_a_cycle_that_passes_it_twice() -> None:
     # Each replica of the item may change its zone, one at a time: changing both gains nothing.
     network = FlowNetwork([2, 1, 1], [[0, 1], [2], [3]], [0, 0, 1, 1], [1] * 4, [1] * 4)
     for item, member in ((0, 0), (0, 1), (1, 2), (2, 3)):
-        network.give(item, member)
+        network.assign(item, member)
     network.optimize()
     assert network.cost() == least_cost(network) == Cost(unplaced=0, single_zoned=0, over_share=0, moves=2)
 
@@ -97,7 +97,7 @@ def test_one_cycle_may_move_an_item_within_two_zones() -> None:
     )
     for item, members in enumerate([[4], [1, 2], [], [3, 0, 2, 4]]):
         for member in members:
-            network.give(item, member)
+            network.assign(item, member)
     assert network.optimize() == network.cost() == least_cost(network)
 
 
@@ -112,8 +112,8 @@ def test_the_cost_bound_is_reached_by_necessary_moves() -> None:
     )
     assert network.cost_bound() == Cost(unplaced=0, single_zoned=0, over_share=0, moves=3)
     for item, member in enumerate([0, 0, 2, 1, 1, 1, 0, 2]):
-        network.give(item, member)
-    network.give(6, 2)
+        network.assign(item, member)
+    network.assign(6, 2)
     assert network.optimize() == network.cost_bound() == least_cost(network)
     # No member is above its share, but an item needs a second zone.
     network = FlowNetwork([2], [[0, 1]], [0, 0, 1], [9, 9, 9], [1, 1, 1])

@@ -164,11 +164,11 @@ async def test_a_comparison_waits_for_etcd_and_ends_at_compacted_history() -> No
     answering = Answering(Unavailable("by the test"), CoordinationError("compacted"), found, found)
     check = MirrorCheck(answering, "/", SystemClock())  # type: ignore[arg-type]
     running = asyncio.create_task(check.run())
-    check.demand(entries(), 7)
+    check.request(entries(), 7)
     async with asyncio.timeout(WAIT_SECONDS):
         assert [await answering.asked.get(), await answering.asked.get()] == [7, 7]
-        check.demand(entries(one), 9)
+        check.request(entries(one), 9)
         assert await answering.asked.get() == 9
-        check.demand(entries(KeyValue("/a", mod_revision=4)), 9)
+        check.request(entries(KeyValue("/a", mod_revision=4)), 9)
         with pytest.raises(CoordinationError, match=r"/a \(changed at revision 4 here, changed at revision 3 in"):
             await running

@@ -15,7 +15,7 @@ ENDPOINT_VARIABLE: Final = "CORANTO_ENDPOINT"
 FILE_ROOT_VARIABLE: Final = "CORANTO_FILE_ROOT"
 
 
-def reach(
+def resolve_client_config(
     endpoint: str = "", *, data_dir: str = "", file_root: str = "", settings: Mapping[str, str] | None = None
 ) -> ClientConfig:
     """Return the configuration for a cluster.
