@@ -67,7 +67,7 @@ class StoredEvent:
 
 def to_stored(positions: Mapping[str, JournalPosition]) -> StoredPositions:
     """Return positions in their stored form."""
-    return {journal: at.kept for journal, at in positions.items()}
+    return {journal: at.json_value for journal, at in positions.items()}
 
 
 def from_stored(stored: Mapping[str, Any]) -> dict[str, JournalPosition]:
@@ -75,7 +75,7 @@ def from_stored(stored: Mapping[str, Any]) -> dict[str, JournalPosition]:
     from coranto.client.positions import JournalPosition
 
     try:
-        return {str(journal): JournalPosition.of_kept(at) for journal, at in stored.items()}
+        return {str(journal): JournalPosition.from_json(at) for journal, at in stored.items()}
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise InvalidInput("these are not positions of journals", field="positions") from error
 

@@ -231,7 +231,7 @@ class JournalRecreated(CorruptData):
         self.found = found
         self.head = head
 
-    def advised(self, advice: str) -> JournalRecreated:
+    def with_advice(self, advice: str) -> JournalRecreated:
         """Return the same error with other advice."""
         return JournalRecreated(self.journal, self.offset, self.known, self.found, self.head, advice)
 

@@ -553,7 +553,7 @@ class Primary:
         try:
             await self._keep_reading(journal, offset)
         except JournalRecreated as error:
-            raise error.advised(advice(self._shard.id, journal)) from error
+            raise error.with_advice(advice(self._shard.id, journal)) from error
 
     async def _keep_reading(self, journal: str, offset: int) -> None:
         """Read a source until the shard ends, with bounded read-ahead."""

@@ -25,7 +25,7 @@ _PLAIN_JOURNALS = 100
 
 
 class JournalPollingSensorCursor(BaseModel, frozen=True):
-    """The positions of journals at the last requested run, by name (`JournalPosition.kept`).
+    """The positions of journals at the last requested run, by name (`JournalPosition.json_value`).
 
     If there are many journals, `packed` has their compressed positions. `run_key` is the key of the requested run, and
     `failures` counts the consecutive failed runs before it.
@@ -38,7 +38,9 @@ class JournalPollingSensorCursor(BaseModel, frozen=True):
 
     @staticmethod
     def of(positions: Mapping[str, JournalPosition]) -> JournalPollingSensorCursor:
-        return JournalPollingSensorCursor(positions={journal: at.kept for journal, at in sorted(positions.items())})
+        return JournalPollingSensorCursor(
+            positions={journal: at.json_value for journal, at in sorted(positions.items())}
+        )
 
     @staticmethod
     def parse(text: str | None) -> JournalPollingSensorCursor:
@@ -69,7 +71,7 @@ class JournalPollingSensorCursor(BaseModel, frozen=True):
     @property
     def journals(self) -> dict[str, JournalPosition]:
         """The positions by name."""
-        return {journal: JournalPosition.of_kept(at) for journal, at in self.positions.items()}
+        return {journal: JournalPosition.from_json(at) for journal, at in self.positions.items()}
 
     @property
     def digest(self) -> str:

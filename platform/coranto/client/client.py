@@ -176,7 +176,7 @@ class JournalClient:
         header: pb.Header | None = None
         journals: list[JournalInfo] = []
         chosen = self._dispatcher.to_seed()
-        call = chosen.stub.List(request, metadata=await chosen.over(Capability.LIST, request.selector))
+        call = chosen.stub.List(request, metadata=await chosen.for_selector(Capability.LIST, request.selector))
         with chosen.calling(subject, call):
             async for response in call:
                 if header is None:
@@ -231,7 +231,7 @@ class JournalClient:
         names = (change.upsert.name or change.delete for change in request.changes)
         forks = any(labels.value_of(change.upsert.labels, labels.FORK_OF) for change in request.changes)
         capability = Capability.APPLY | Capability.READ if forks else Capability.APPLY  # A fork reveals its source.
-        return await chosen.over(capability, scope_of(names), APPLY_TOKEN_SECONDS)
+        return await chosen.for_selector(capability, scope_of(names), APPLY_TOKEN_SECONDS)
 
     # -- Appending -------------------------------------------------------------------------------------------------
 
@@ -564,7 +564,7 @@ class JournalClient:
         subject = f"write head of {request.journal}"
         # Ask the primary, so that clients see their own appends.
         chosen = self._dispatcher.to_primary(request.journal)
-        call = chosen.stub.Read(request, metadata=await chosen.about(Capability.READ, request.journal))
+        call = chosen.stub.Read(request, metadata=await chosen.for_journal(Capability.READ, request.journal))
         with chosen.calling(subject, call):
             async for response in call:
                 chosen.answered(response.status, response.header)
@@ -657,7 +657,7 @@ class JournalClient:
 
         async def attempt() -> pb.FragmentsResponse:
             chosen = self._dispatcher.to_primary(request.journal)
-            metadata = await chosen.about(Capability.READ, request.journal)
+            metadata = await chosen.for_journal(Capability.READ, request.journal)
             call = chosen.stub.ListFragments(request, metadata=metadata)
             with chosen.calling(subject, call):
                 response = await call
@@ -684,7 +684,7 @@ class JournalClient:
 
         async def attempt() -> None:
             chosen = self._dispatcher.to_seed()
-            metadata = await chosen.over(Capability.READ | Capability.APPLY, pb.LabelSelector())
+            metadata = await chosen.for_selector(Capability.READ | Capability.APPLY, pb.LabelSelector())
             call = chosen.stub.FragmentStoreHealth(request, metadata=metadata)
             with chosen.calling(subject, call):
                 response = await call

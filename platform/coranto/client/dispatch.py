@@ -68,15 +68,15 @@ class ChosenConnection:
     def tokens(self) -> CallTokens:
         return self.connection.tokens
 
-    async def about(self, capability: Capability, journal: str) -> Metadata | None:
+    async def for_journal(self, capability: Capability, journal: str) -> Metadata | None:
         """Return the metadata that authorizes a call about one journal. Raises the errors of `CallTokens.ready`."""
         await self.tokens.ready()
         return self.tokens.about(capability, journal)
 
-    async def over(
+    async def for_selector(
         self, capability: Capability, selector: pb.LabelSelector, seconds: float = TOKEN_SECONDS
     ) -> Metadata | None:
-        """Return the metadata for a call about the journals that `selector` matches, like `about`."""
+        """Return the metadata for a call about the journals that `selector` matches, like `for_journal`."""
         await self.tokens.ready()
         return self.tokens.over(capability, selector, seconds)
 

@@ -77,7 +77,7 @@ class BoundedCalls(CallQueue):
 
     def _resolve(self, weight: int, given: concurrent.futures.Future[T], done: asyncio.Future[T]) -> None:
         self._release(weight)
-        settle(given, done)
+        copy_outcome(given, done)
 
     def _release(self, weight: int) -> None:
         with self._has_capacity:
@@ -85,7 +85,7 @@ class BoundedCalls(CallQueue):
             self._has_capacity.notify_all()
 
 
-def settle(future: concurrent.futures.Future[T], done: asyncio.Future[T]) -> None:
+def copy_outcome(future: concurrent.futures.Future[T], done: asyncio.Future[T]) -> None:
     """Resolve a future of another thread with the outcome of a done future."""
     if done.cancelled():
         future.set_exception(concurrent.futures.CancelledError())

@@ -182,7 +182,9 @@ async def ask(chosen: ChosenConnection, request: HeadsRequest) -> Heads | None:
     header: pb.Header | None = None
     version, time, rejections = "", 0.0, tuple[QuotaRejections, ...]()
     found: dict[str, JournalHead] = {}
-    call = chosen.connection.heads_stub.Heads(request, metadata=await chosen.over(Capability.READ, request.selector))
+    call = chosen.connection.heads_stub.Heads(
+        request, metadata=await chosen.for_selector(Capability.READ, request.selector)
+    )
     with chosen.calling(subject, call):
         try:
             async for response in call:

@@ -34,7 +34,7 @@ async def ask(chosen: ChosenConnection, fragment: Fragment) -> KeptContent | Non
     subject = f"read of {fragment.content_path}"
     pieces: list[bytes] = []
     broker, offset = "", fragment.begin
-    call = chosen.stub.Read(request, metadata=await chosen.about(Capability.READ, fragment.journal))
+    call = chosen.stub.Read(request, metadata=await chosen.for_journal(Capability.READ, fragment.journal))
     with chosen.calling(subject, call):
         async for response in call:
             check_well_formed(response, subject)

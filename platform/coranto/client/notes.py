@@ -33,7 +33,8 @@ async def ask(chosen: ChosenConnection, request: NoteRequest) -> Note | None:
     Raises the client's errors, and EtcdTransactionFailed if the note was not written because it has another version.
     """
     subject = f"note about {request.fragment_store}"
-    metadata = await chosen.over(Capability.NOTE | Capability.READ, pb.LabelSelector())  # Older brokers check READ.
+    # Older brokers check READ.
+    metadata = await chosen.for_selector(Capability.NOTE | Capability.READ, pb.LabelSelector())
     call = chosen.connection.heads_stub.Note(request, metadata=metadata)
     with chosen.calling(subject, call):
         try:

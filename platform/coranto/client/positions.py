@@ -20,14 +20,14 @@ class JournalPosition:
     journal_id: str = ""
 
     @property
-    def kept(self) -> list[int | str]:
-        """The position as a JSON value. `of_kept` reads it."""
+    def json_value(self) -> list[int | str]:
+        """The position as a JSON value. `from_json` reads it."""
         return [self.create_revision, self.head, *([self.journal_id] if self.journal_id else [])]
 
     @classmethod
-    def of_kept(cls, kept: Sequence[int | str]) -> JournalPosition:
-        """Return the position from `kept`. Raises ValueError, TypeError or IndexError for anything else."""
-        return cls(int(kept[1]), int(kept[0]), str(kept[2]) if len(kept) > 2 else "")
+    def from_json(cls, value: Sequence[int | str]) -> JournalPosition:
+        """Return the position from `json_value`. Raises ValueError, TypeError or IndexError for anything else."""
+        return cls(int(value[1]), int(value[0]), str(value[2]) if len(value) > 2 else "")
 
     @property
     def offset(self) -> JournalOffset:

@@ -201,7 +201,7 @@ class Reader:
             journal_id=progress.expected_id,
         )
         chosen = self._chosen
-        tracer, metadata = self._dispatcher.tracer, await chosen.about(Capability.READ, options.journal)
+        tracer, metadata = self._dispatcher.tracer, await chosen.for_journal(Capability.READ, options.journal)
         span = None if tracer is None else tracer.span("read", options.journal, "CLIENT", begin=progress.offset)
         call = chosen.stub.Read(request, metadata=carried(metadata, span))
         with contextlib.ExitStack() as during:

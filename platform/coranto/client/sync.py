@@ -23,7 +23,7 @@ from coranto.client.client import JournalClient
 from coranto.client.config import DEFAULT_RETRY_TIMEOUT, DEFAULT_ROUTE_CACHE, ClientConfig, require_client
 from coranto.client.disk_cache import DiskCache
 from coranto.client.generated.wrappers import AppenderWrapper, AppendServiceWrapper, JournalClientWrapper
-from coranto.client.handover import BoundedCalls, QueuedWrapper, read_ahead, settle
+from coranto.client.handover import BoundedCalls, QueuedWrapper, copy_outcome, read_ahead
 from coranto.client.loop import Blocking, run_blocking, shared_loop
 from coranto.client.range_prefetch import JournalRange, RangePrefetch, read_in_turn
 from coranto.client.values import AppendResult, Chunk, Suspend
@@ -312,7 +312,7 @@ async def _accepted(service: AppendService, journal: str, content: bytes) -> con
 
     def resolve(done: asyncio.Future[Appended]) -> None:
         if result.set_running_or_notify_cancel():
-            settle(result, done)
+            copy_outcome(result, done)
 
     done.add_done_callback(resolve)
     return result

@@ -95,7 +95,7 @@ class Watch:
         chosen = self._dispatcher.to_seed()
         call = chosen.stub.List(
             pb.ListRequest(selector=self._selector, watch=True, watch_resume=resume),
-            metadata=await chosen.over(Capability.LIST, self._selector),
+            metadata=await chosen.for_selector(Capability.LIST, self._selector),
         )
         builder = SnapshotBuilder()
         with chosen.calling(_SUBJECT, call):

@@ -103,7 +103,7 @@ def read(
             except JournalRecreated as error:
                 if error.journal not in saved or asked is not None:
                     raise
-                raise error.advised(
+                raise error.with_advice(
                     f"To read the current journal from its beginning, remove {error.journal} from the file of "
                     "--offsets. If it has the same content up to there, remove its journal_id alone."
                 ) from error

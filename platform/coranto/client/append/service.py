@@ -221,7 +221,7 @@ class AppendService:
         if state is not None:
             state.failure = None
             if self._spill is not None:
-                self._spill.settle(journal, state.refused)
+                self._spill.mark_done(journal, state.refused)
                 self._released.set()
             state.refused = []
 
@@ -287,7 +287,7 @@ class AppendService:
 
     def _resolve(self, journal: str, batch: list[_PendingAppend], result: AppendResult) -> None:
         if self._spill is not None:
-            self._spill.settle(journal, [each.content for each in batch if isinstance(each.content, Spilled)])
+            self._spill.mark_done(journal, [each.content for each in batch if isinstance(each.content, Spilled)])
         begin = result.begin
         for piece in batch:
             end = begin + piece.size

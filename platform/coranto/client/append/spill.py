@@ -2,8 +2,8 @@
 
 A folder has segments, `00000001.spill` and so on, each a sequence of records with a CRC-32. A record of content has a
 sequence number, the journal's name and the content. A DONE record marks all content of a journal up to a number as
-settled. A segment is deleted when all content up to its end is settled. If the spill is full and at least half of the
-oldest segment is settled, the rest is copied to the end.
+done. A segment is deleted when all content up to its end is done. If the spill is full and at least half of the
+oldest segment is done, the rest is copied to the end.
 
 Files are not synced for each record: they survive the end of the process, but a power loss may lose the newest records.
 """
@@ -51,7 +51,7 @@ class _Segment:
     fd: int
     size: int = 0
     live: dict[int, Spilled] = field(default_factory=dict)
-    """Unsettled content, by number."""
+    """Pending content, by number."""
 
     @property
     def live_bytes(self) -> int:
@@ -78,7 +78,7 @@ class Spilled:
 
 
 class Spill:
-    """Unsettled content in `folder`, for one process at a time. Call its methods from one thread."""
+    """Pending content in `folder`, for one process at a time. Call its methods from one thread."""
 
     def __init__(
         self, folder: Path, max_bytes: int = DEFAULT_SPILL_BYTES, *, segment_bytes: int = _SEGMENT_BYTES
@@ -108,7 +108,7 @@ class Spill:
             raise
 
     def close(self) -> None:
-        """Close the files. They keep unsettled content."""
+        """Close the files. They keep pending content."""
         for segment in self._segments:
             os.close(segment.fd)
         self._segments = []
@@ -116,7 +116,7 @@ class Spill:
 
     @property
     def pending(self) -> list[Spilled]:
-        """The unsettled content, in the order of acceptance."""
+        """The pending content, in the order of acceptance."""
         return sorted((each for segment in self._segments for each in segment.live.values()), key=_number)
 
     def has_capacity(self, journal: str, size: int) -> bool:
@@ -145,8 +145,8 @@ class Spill:
             raise self._corrupt(spilled.segment.path, spilled.begin)
         return content
 
-    def settle(self, journal: str, pieces: Iterable[Spilled]) -> None:
-        """Settle content of a journal, and all content that was accepted earlier for the journal.
+    def mark_done(self, journal: str, pieces: Iterable[Spilled]) -> None:
+        """Mark content of a journal as done, and all content that was accepted earlier for the journal.
 
         If the DONE record cannot be written, the content is pending again when the spill is next opened.
         """
@@ -215,7 +215,7 @@ class Spill:
         return _Segment(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def _reclaim(self) -> None:
-        """Delete the oldest segments until one has unsettled content."""
+        """Delete the oldest segments until one has pending content."""
         with contextlib.suppress(OSError):  # A later call tries again.
             while self._segments and not self._segments[0].live:
                 oldest = self._segments[0]
@@ -228,7 +228,7 @@ class Spill:
                 del self._segments[0]
 
     def _move_oldest(self) -> bool:
-        """Copy the unsettled content of the oldest segment to the end, if that frees at least half of the segment."""
+        """Copy the pending content of the oldest segment to the end, if that frees at least half of the segment."""
         if len(self._segments) < 2 or 2 * self._segments[0].live_bytes > self._segments[0].size:
             return False
         oldest = self._segments[0]
@@ -244,7 +244,7 @@ class Spill:
 
     def _load(self) -> None:
         paths = sorted(self._folder.glob(f"*{_SUFFIX}"))
-        settled: dict[str, int] = {}
+        done: dict[str, int] = {}
         found: dict[int, Spilled] = {}
         for path in paths:
             segment = self._opened(path)
@@ -253,12 +253,12 @@ class Spill:
             for record in self._records(segment, data, is_last=path == paths[-1]):
                 self._next = max(self._next, record.number + 1)
                 if record.kind == _DONE:
-                    settled[record.journal] = max(settled.get(record.journal, 0), record.number)
+                    done[record.journal] = max(done.get(record.journal, 0), record.number)
                 else:
                     content = memoryview(data)[record.begin : record.end]
                     found[record.number] = Spilled.of(record.journal, record.number, content, segment, record.begin)
         for each in found.values():
-            if each.number > settled.get(each.journal, 0):
+            if each.number > done.get(each.journal, 0):
                 each.segment.live[each.number] = each
         self._reclaim()
 

@@ -116,7 +116,7 @@ class RequestQueue:
             self.grown.clear()
         return list(self._taken)
 
-    def settle(self, number: int, keys: DeduplicationWindow) -> None:
+    def resolve_committed(self, number: int, keys: DeduplicationWindow) -> None:
         """Answer taken requests that are committed: by this gateway up to `number`, or by others, as `keys` shows."""
         taken, self._taken = self._taken, []
         for request in taken:

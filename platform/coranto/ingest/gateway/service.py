@@ -159,7 +159,7 @@ class WebhookIngest(RunningIngest):
             self._report.progress = progress
             progress.keys.expire(self._clock.now())
             self.webhooks.keys.labels(self.spec.name).set(len(progress.keys))
-            queue.settle(progress.number_of(self._gateway), progress.keys)
+            queue.resolve_committed(progress.number_of(self._gateway), progress.keys)
             batch = queue.take(self.spec.batch_bytes, progress.keys)
             if not batch:
                 if self._stop.is_set():
@@ -219,5 +219,5 @@ class WebhookIngest(RunningIngest):
         progress.keys.add(at, progress.new)
         self._progress = progress
         self._count(len(events), sum(map(len, events)), len(dead_letters), 0, began)
-        self._queue.settle(batch[-1].number, progress.keys)
+        self._queue.resolve_committed(batch[-1].number, progress.keys)
         return decided

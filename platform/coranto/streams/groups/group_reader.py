@@ -269,7 +269,7 @@ class GroupReader(Generic[E]):
                 await self._skip(error)
                 continue
             except JournalRecreated as error:
-                raise error.advised(_RECREATED) from error
+                raise error.with_advice(_RECREATED) from error
             if transaction is not None:
                 return transaction
             if self._pool.finished() and self._may_pass_on(between=False):
@@ -338,7 +338,7 @@ class GroupReader(Generic[E]):
         try:
             await require_same(self._client, segment, position)
         except JournalRecreated as error:
-            raise error.advised(_RECREATED) from error
+            raise error.with_advice(_RECREATED) from error
         source = SegmentSource(
             self._client,
             segment,

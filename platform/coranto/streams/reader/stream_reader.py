@@ -183,7 +183,7 @@ class StreamReader(Generic[E]):
                 continue
             except JournalRecreated as error:
                 if not self._skip_truncated:
-                    raise error.advised(_RECREATED) from error
+                    raise error.with_advice(_RECREATED) from error
                 await self._begin_again(error)
                 continue
             if transaction is not None:

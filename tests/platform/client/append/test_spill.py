@@ -69,7 +69,7 @@ def test_after_each_restart_a_spill_has_its_unsettled_content(
             elif action == "settle":
                 mine = [each for each in spill.pending if each.journal == journal]
                 count = data.draw(st.integers(0, len(mine)))
-                spill.settle(journal, mine[:count])
+                spill.mark_done(journal, mine[:count])
                 del wanted[journal][:count]
             else:
                 spill.close()
@@ -86,17 +86,17 @@ def test_a_stuck_journal_does_not_keep_the_files_of_others(spill: Spill, folder:
     stuck = spill.add("stuck", b"first")
     for number in range(1_000):
         assert spill.has_capacity("busy", 100)
-        spill.settle("busy", [spill.add("busy", b"%d" % number * 25)])
+        spill.mark_done("busy", [spill.add("busy", b"%d" % number * 25)])
     assert spill.read(stuck) == b"first"
     assert used(folder) <= 10_000
-    spill.settle("stuck", [stuck])
+    spill.mark_done("stuck", [stuck])
     assert used(folder) == 0
 
 
 def test_a_torn_record_is_removed_and_logged(folder: Path) -> None:
     for cut in range(1, 40):
         spill = Spill(folder)
-        spill.settle("a", spill.pending)
+        spill.mark_done("a", spill.pending)
         spill.add("a", b"whole")
         spill.add("a", b"cut off here")
         spill.close()

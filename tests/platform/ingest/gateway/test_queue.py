@@ -26,10 +26,10 @@ async def test_attempts_of_unknown_outcome_are_repeated_with_the_same_numbers() 
     assert queue.take(20, none) == [first, second]
     assert queue.take(20, none) == [first, second]
     assert [each.number for each in (first, second, third)] == [1, 2, 0]
-    queue.settle(1, none)
+    queue.resolve_committed(1, none)
     assert first.done.result() == Committed(False)
     assert queue.take(20, none) == [second, third]
-    queue.settle(3, none)
+    queue.resolve_committed(3, none)
     assert len(queue) == 0
 
 
@@ -40,7 +40,7 @@ async def test_known_keys_are_answered() -> None:
     other = queue.put(request("c", b"e" * 8))
     assert queue.take(10, DeduplicationWindow(10.0)) == [taken]
     window = known(request("a"), request("b"), request("c"))
-    queue.settle(0, window)
+    queue.resolve_committed(0, window)
     assert taken.done.result() == Committed(True)
     assert queue.take(10, window) == []
     assert waiting.done.result() == Committed(True)
