@@ -99,7 +99,7 @@ def continue_after(source: Source, lost: LostContent, begin: int = 0) -> tuple[S
             PartlyLost(lost.journal, producer, max(state.begin, at), source.read_through) for producer, state in pending
         ]
         found = lost.found or ""
-        return source.fallen_to(at, found) if at else Source(begin, journal_id=found), parts
+        return source.after_head_fell(at, found) if at else Source(begin, journal_id=found), parts
     read_through = max(source.read_through, lost.end) if source.read_through >= lost.begin else source.read_through
     producers: dict[ProducerId, ProducerState] = {}
     partly = []

@@ -158,7 +158,7 @@ class ColumnIntake:
         journal, batch = self._next()
         step = self._sequencer.prepare(journal, batch)
         while batch.num_rows > 1 and (step.replay is not None or step.committed_rows() > self.max_rows):
-            place = step.place_to_cut(self.max_rows)
+            place = step.split_row(self.max_rows)
             self._put_off(journal, batch.slice(place))
             batch = batch.slice(0, place)
             step = self._sequencer.prepare(journal, batch)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from coranto.errors import CorruptMessage, InvalidInput
-from coranto.messages.arrow_values import borders_of, data_of
+from coranto.messages.arrow_values import data_of, value_offsets
 from coranto.messages.batches import UNREADABLE, parse_lines
 from coranto.messages.columnar import Mask
 
@@ -74,7 +74,7 @@ def _one_object_each(lines: pa.RecordBatch) -> Mask:
     newline. So if the parser finds as many objects as lines, each line has one.
     """
     content = lines.column("content")
-    ends, characters = borders_of(content).astype(np.int64), data_of(content)
+    ends, characters = value_offsets(content).astype(np.int64), data_of(content)
     whole: Mask = np.diff(ends) > 2
     starts, lasts = ends[:-1][whole], ends[1:][whole] - 2
     whole[whole] = (characters[starts] == ord("{")) & (characters[lasts] == ord("}"))

@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
     raise with_install_advice(error) from error
 
 from coranto.errors import InvalidInput
-from coranto.messages.arrow_values import borders_of, joined
+from coranto.messages.arrow_values import joined, value_offsets
 from coranto.messages.framing import JsonLines
 from coranto.messages.special_lines import read_block
 
@@ -80,7 +80,7 @@ def parse_lines(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.Ta
     if not len(content):
         return (schema or pa.schema([])).empty_table()
     # A block must hold the longest line.
-    blocks = pyarrow.json.ReadOptions(block_size=max(1 << 20, int(np.diff(borders_of(content)).max()) + 1))
+    blocks = pyarrow.json.ReadOptions(block_size=max(1 << 20, int(np.diff(value_offsets(content)).max()) + 1))
     try:
         return pyarrow.json.read_json(pa.BufferReader(joined(content)), blocks, options)
     except pa.ArrowInvalid as error:

@@ -66,7 +66,7 @@ class Source:
         """The id that the journal must have for reading to continue; empty, for any id, if nothing was read."""
         return self.journal_id if self.read_through else ""
 
-    def fallen_to(self, offset: int, journal_id: str) -> Source:
+    def after_head_fell(self, offset: int, journal_id: str) -> Source:
         """Return the state to continue with after the journal's head fell to `offset` and its id became `journal_id`.
 
         Messages at `offset` and after it stay processed: producers that append them again append duplicates. Pending

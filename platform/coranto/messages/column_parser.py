@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from coranto.messages.arrow_values import borders_of, joined
+from coranto.messages.arrow_values import joined, value_offsets
 from coranto.messages.columnar import Bytes, Int64s, Mask
 
 _FEW_LINES: Final = 64
@@ -49,7 +49,7 @@ class LineParser:
 
         Returns a table with a row for each line, and the mask of doubtful lines, whose rows hold nulls.
         """
-        doubtful = self.unlike_lines(content)
+        doubtful = self.doubtful_lines(content)
         parsed = []
         rows = np.flatnonzero(~doubtful)
         kept = content if len(rows) == len(content) else content.take(pa.array(rows))
@@ -57,7 +57,7 @@ class LineParser:
             if table is None:
                 doubtful[rows[begin:end]] = True
             else:
-                doubtful[rows[begin:end][self.unlike(table)]] = True
+                doubtful[rows[begin:end][self.doubtful_rows(table)]] = True
                 parsed.append((rows[begin:end], table))
         return self._assembled(parsed, doubtful), doubtful
 
@@ -66,11 +66,11 @@ class LineParser:
         content = pa.array([line + b"\n"], pa.binary())
         return None if self._are_tiny(content).any() else self._attempt(content)[0]
 
-    def unlike_lines(self, content: Any) -> Mask:
+    def doubtful_lines(self, content: Any) -> Mask:
         """Return the mask of lines that must not be parsed."""
-        return unlike_objects(content) | self._are_tiny(content)
+        return doubtful_objects(content) | self._are_tiny(content)
 
-    def unlike(self, table: Any) -> Mask:
+    def doubtful_rows(self, table: Any) -> Mask:
         """Return the mask of parsed rows with doubtful values: none, unless a subclass overrides this."""
         return np.zeros(table.num_rows, dtype=np.bool_)
 
@@ -150,7 +150,7 @@ def without_heads(content: Any, headed: Mask, head_bytes: int) -> Any:
 
     `content` is an Arrow binary array. Parsing the unused field of the UUID would take a sixth of the time.
     """
-    ends = borders_of(content)
+    ends = value_offsets(content)
     parts = np.empty(3 * len(content) + 1, dtype=np.int32)  # Of each line: its brace, the omitted part, the rest.
     parts[:-1:3] = ends[:-1]
     parts[1::3] = ends[:-1] + 1
@@ -160,14 +160,14 @@ def without_heads(content: Any, headed: Mask, head_bytes: int) -> Any:
     kept[1::3] = False
     split = pa.Array.from_buffers(pa.binary(), len(kept), [None, pa.py_buffer(parts), content.buffers()[2]])
     rest = split.filter(pa.array(kept))
-    ends = borders_of(rest)[::2].copy()
+    ends = value_offsets(rest)[::2].copy()
     return pa.Array.from_buffers(pa.binary(), len(content), [None, pa.py_buffer(ends), rest.buffers()[2]])
 
 
-def unlike_objects(content: Any) -> Mask:
+def doubtful_objects(content: Any) -> Mask:
     """Return the mask of lines that are not UTF-8, or may not be exactly one object that every parser accepts."""
-    borders = borders_of(content).astype(np.int64)
-    starts, ends = borders[:-1] - borders[0], borders[1:] - borders[0]
+    offsets = value_offsets(content).astype(np.int64)
+    starts, ends = offsets[:-1] - offsets[0], offsets[1:] - offsets[0]
     characters = joined(content)
     doubtful: Mask = ends - starts < _SHORTEST
     whole = np.flatnonzero(~doubtful)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coranto.errors import InvalidInput
-from coranto.messages.arrow_values import borders_of, data_of, joined
+from coranto.messages.arrow_values import data_of, joined, value_offsets
 from coranto.messages.columnar import UInt64s
 from coranto.messages.columnar_stamps import uuid_texts
 from coranto.messages.framing import JsonLines
@@ -98,7 +98,7 @@ def stamped_columns(
         )
     clocks: UInt64s = np.uint64(first_clock) + np.arange(rows, dtype=np.uint64) * np.uint64(CLOCK_TICK)
     close = framing.acknowledgement("")[len(framing.uuid_prefix) : -2]  # Without the object's end and the newline.
-    pieces: list[Any] = [uuid_texts(producer, clocks, flags, before=framing.uuid_prefix, behind=close)]
+    pieces: list[Any] = [uuid_texts(producer, clocks, flags, before=framing.uuid_prefix, after=close)]
     try:
         for name, column in zip(names, columns, strict=True):
             pieces += _named(f",{json.dumps(name, ensure_ascii=False)}:".encode(), column)
@@ -114,7 +114,7 @@ def line_pieces(lines: Any, max_bytes: int) -> Iterator[bytes]:
 
     A longer line is a piece of its own.
     """
-    ends, data = borders_of(lines), data_of(lines)
+    ends, data = value_offsets(lines), data_of(lines)
     row = 0
     while row < len(lines):
         begin = int(ends[row])
@@ -182,16 +182,16 @@ def _objects(column: Any) -> Any:
 
 def _in_brackets(opening: bytes, column: Any, elements: Any, closing: bytes) -> Any:
     """Return the texts of lists (or maps), from their elements' texts in one array."""
-    borders = borders_of(column)
-    lists = pa.ListArray.from_arrays(pa.array(borders - borders[0]), elements)
+    offsets = value_offsets(column)
+    lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), elements)
     texts = _joined([opening, pc.binary_join(lists, b","), closing])
     return pc.if_else(column.is_valid(), texts, pa.scalar(None, pa.binary()))
 
 
 def _within(column: Any, values: Any) -> Any:
     """Return the values in lists (or maps) of a column, without Arrow's values outside the selected rows."""
-    borders = borders_of(column)
-    return values.slice(int(borders[0]), int(borders[-1] - borders[0]))
+    offsets = value_offsets(column)
+    return values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
 
 
 def _fractions(column: Any) -> list[Any]:

@@ -83,7 +83,7 @@ class LineColumns(NamedTuple):
             return self.ends + (begin_offset + 1)
         return np.append(self.offsets(begin_offset)[1:], begin_offset + self.consumed)
 
-    def borders(self) -> Int32s:
+    def value_offsets(self) -> Int32s:
         """Return the beginnings of the lines in `content`, and the end of the last line with its newline."""
         end = self.ends[-1:] + 1 if len(self.ends) else [0]
         return np.concatenate([self.starts, end]).astype(np.int32)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coranto.errors import InvalidInput
-from coranto.messages.arrow_values import borders_of, data_of
+from coranto.messages.arrow_values import data_of, value_offsets
 from coranto.messages.columnar import Int64s
 from coranto.messages.mapping import fnv1a32
 
@@ -35,7 +35,7 @@ def mapped(keys: Any, journals: Sequence[str], mapping: Literal["rendezvous", "m
 
 def fnv1a32_column(values: Any) -> NDArray[np.uint32]:
     """Return `fnv1a32` of each value of an Arrow binary array."""
-    ends, characters = borders_of(values).astype(np.int64), data_of(values)
+    ends, characters = value_offsets(values).astype(np.int64), data_of(values)
     begins, lengths = ends[:-1], np.diff(ends)
     hashed = np.full(len(values), _BASIS, dtype=np.uint32)
     order = np.argsort(-lengths, kind="stable")

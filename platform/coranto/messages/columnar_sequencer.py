@@ -251,7 +251,7 @@ class SequencingStep:
                 return True
         return False
 
-    def place_to_cut(self, most: int) -> int:
+    def split_row(self, most: int) -> int:
         """Return the number of rows to sequence first if these rows commit too much: at least 1, but not all rows.
 
         Repeated cuts isolate an acknowledgement that needs a replay or commits more than `most` rows.

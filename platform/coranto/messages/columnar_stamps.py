@@ -38,8 +38,8 @@ def stamped_lines(
     close = framing.acknowledgement("")[len(framing.uuid_prefix) : -2]  # Without the object's end and the newline.
     content = texts.cast(pa.binary())
     lines = pc.binary_join_element_wise(
-        uuid_texts(producer, clocks, flags, before=framing.uuid_prefix, behind=close),
-        _behind_brace(content),
+        uuid_texts(producer, clocks, flags, before=framing.uuid_prefix, after=close),
+        _after_brace(content),
         pa.scalar(b"\n", pa.binary()),
         pa.scalar(b"", pa.binary()),
     )
@@ -56,7 +56,7 @@ def stamped_lines(
     return pc.replace_with_mask(lines, pa.array(odd), pa.array(replaced, pa.binary()))
 
 
-def _behind_brace(content: Any) -> Any:
+def _after_brace(content: Any) -> Any:
     """Return objects with a comma in place of their opening brace, to follow the field of the UUID."""
     rest = pc.binary_replace_slice(content, 0, 1, b",")
     if pc.any(empty := pc.equal(content, b"{}")).as_py():
@@ -64,17 +64,17 @@ def _behind_brace(content: Any) -> Any:
     return rest
 
 
-def uuid_texts(producer: ProducerId, clocks: UInt64s, flags: Flags, *, before: bytes = b"", behind: bytes = b"") -> Any:
+def uuid_texts(producer: ProducerId, clocks: UInt64s, flags: Flags, *, before: bytes = b"", after: bytes = b"") -> Any:
     """Return an Arrow binary array with the texts of the UUIDs of one producer's messages (see `uuids`).
 
-    Each text is between the bytes `before` and `behind`.
+    Each text is between the bytes `before` and `after`.
     """
     words: UInt64s = clocks >> np.uint64(4) << np.uint64(32)  # The low bits of the timestamp come first.
     words |= clocks >> np.uint64(20) & np.uint64(0xFFFF0000)
     words |= clocks >> np.uint64(52) | np.uint64(0x1000)
     sequence = (clocks & np.uint64(0xF)) << np.uint64(10) | np.uint64(flags | 0x8000)
     digits = _digits(words.astype(">u8"))
-    template = before + f"00000000-0000-0000-0000-{producer.hex()}".encode() + behind
+    template = before + f"00000000-0000-0000-0000-{producer.hex()}".encode() + after
     begin, width = len(before), len(template)
     text: NDArray[np.uint8] = np.empty((len(clocks), width), dtype=np.uint8)
     text[:] = np.frombuffer(template, dtype=np.uint8)
@@ -82,8 +82,8 @@ def uuid_texts(producer: ProducerId, clocks: UInt64s, flags: Flags, *, before: b
     text[:, begin + 9 : begin + 13] = digits[:, 8:12]
     text[:, begin + 14 : begin + 18] = digits[:, 12:]
     text[:, begin + 19 : begin + 23] = _digits(sequence.astype(">u2"))
-    borders = np.arange(0, width * len(clocks) + 1, width, dtype=np.int32)
-    return pa.Array.from_buffers(pa.binary(), len(clocks), [None, pa.py_buffer(borders), pa.py_buffer(text)])
+    offsets = np.arange(0, width * len(clocks) + 1, width, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(clocks), [None, pa.py_buffer(offsets), pa.py_buffer(text)])
 
 
 def _digits(numbers: NDArray[Any]) -> NDArray[np.uint8]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coranto.errors import InvalidInput
-from coranto.messages.arrow_values import borders_of, data_of, joined
+from coranto.messages.arrow_values import data_of, joined, value_offsets
 from coranto.messages.columnar import Mask
 from coranto.messages.json_text import is_plain
 
@@ -44,7 +44,7 @@ def odd_texts(texts: Any, reserved: str) -> Mask:
 
 def _without_braces(content: Any) -> Mask:
     """Return the mask of texts that are not `{}`, do not begin with `{"`, or do not end with `}`."""
-    ends, characters = borders_of(content), data_of(content)
+    ends, characters = value_offsets(content), data_of(content)
     short: Mask = np.diff(ends) < 2
     if short.any():
         return np.ones(len(content), dtype=np.bool_)

@@ -23,15 +23,15 @@ from coranto.messages.uuids import ZERO_UUID, UuidParts, parse_uuid, parse_uuid_
 class Message(Protocol):
     """The interface of user-defined message classes, which hold a UUID and serialise themselves.
 
-    A class that cannot hold a UUID opts out: `take_uuid` does nothing, and `give_uuid` returns None. Its messages are
+    A class that cannot hold a UUID opts out: `set_uuid` does nothing, and `get_uuid` returns None. Its messages are
     then delivered at least once.
     """
 
-    def take_uuid(self, uuid: UUID) -> None:
+    def set_uuid(self, uuid: UUID) -> None:
         """Set the message's UUID; an existing one is replaced."""
         ...
 
-    def give_uuid(self) -> UUID | None:
+    def get_uuid(self) -> UUID | None:
         """Return the message's UUID, or None."""
         ...
 
@@ -63,7 +63,7 @@ class OwnPayload(Generic[M]):
     def encode(self, message: M | None, uuid: UUID) -> bytes:
         """Encode a message (see `PayloadCodec.encode`). This sets the UUID of the given message."""
         written = self._kind.acknowledgement() if message is None else message
-        written.take_uuid(uuid)
+        written.set_uuid(uuid)
         try:
             return written.to_bytes()
         except ValueError as error:
@@ -76,7 +76,7 @@ class OwnPayload(Generic[M]):
             raise InvalidInput(f"not a {self._kind.__name__}: {error}") from error
 
     def uuid_parts(self, payload: bytes) -> UuidParts | None:
-        uuid = self.decode(payload).give_uuid()
+        uuid = self.decode(payload).get_uuid()
         return None if uuid is None else parse_uuid(uuid)
 
 

@@ -263,7 +263,7 @@ class ReadCommitted(_CommittedReader[M]):
                     sequencer.end_replay()
                 while (committed := sequencer.step()) is not None:
                     yield committed
-            sequencer.pass_over(self.journal, getattr(envelopes, "offset", 0))
+            sequencer.advance_to(self.journal, getattr(envelopes, "offset", 0))
 
 
 class AsyncReadCommitted(_CommittedReader[M]):
@@ -315,7 +315,7 @@ class AsyncReadCommitted(_CommittedReader[M]):
                     sequencer.end_replay()
                 while (committed := sequencer.step()) is not None:
                     yield committed
-            sequencer.pass_over(self.journal, getattr(envelopes, "offset", 0))
+            sequencer.advance_to(self.journal, getattr(envelopes, "offset", 0))
 
 
 def _is_content(message: Envelope[M]) -> bool:

@@ -226,7 +226,7 @@ class Sequencer(Generic[M]):
             self._offsets[journal] = envelope.end
         return outcome
 
-    def pass_over(self, journal: str, end: int) -> None:
+    def advance_to(self, journal: str, end: int) -> None:
         """Advance `read_through` to `end`, over content without messages such as empty lines."""
         if end > self._offsets.get(journal, 0):
             self._undo = None

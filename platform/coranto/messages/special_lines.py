@@ -74,7 +74,7 @@ def read_block(framing: JsonLines, journal: str, block: bytes, offset: int) -> J
         if not framing.tolerant:
             raise CorruptMessage(journal, int(lines.offsets(offset)[row]), problem)
         unreadable[row] = True
-    buffers = [None, pa.py_buffer(lines.borders()), pa.py_buffer(content)]
+    buffers = [None, pa.py_buffer(lines.value_offsets()), pa.py_buffer(content)]
     whole = pa.Array.from_buffers(pa.binary(), count, buffers)
     if texts:
         whole = pc.replace_with_mask(whole, pa.array(marked), pa.array(texts, pa.binary()))

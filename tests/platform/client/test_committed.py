@@ -217,4 +217,6 @@ async def test_a_reader_stops_at_lost_content(broker: FakeBroker, client: Journa
     found, source = await read(at_kept)
     assert found == ["c", "d", "e"]
     assert source.journal_id == broker.journals[JOURNAL].journal_id != at_kept.journal_id
-    assert await read(source.fallen_to(kept, source.journal_id)) == ([], source), "they are known and not read again"
+    assert await read(source.after_head_fell(kept, source.journal_id)) == ([], source), (
+        "they are known and not read again"
+    )

@@ -72,10 +72,10 @@ class Row(TypedDict):
 class OptedOut(Opaque):
     """A class that cannot represent UUIDs."""
 
-    def take_uuid(self, uuid: UUID) -> None:
+    def set_uuid(self, uuid: UUID) -> None:
         pass
 
-    def give_uuid(self) -> UUID | None:
+    def get_uuid(self) -> UUID | None:
         return None
 
     def to_bytes(self) -> bytes:

@@ -43,6 +43,6 @@ def test_custom_classes_store_the_uuid_themselves() -> None:
     message = Opaque("text")
     payload = codec.encode(message, UUID_1)
     assert message.uuid == UUID_1
-    assert codec.decode(payload).give_uuid() == UUID_1
+    assert codec.decode(payload).get_uuid() == UUID_1
     with pytest.raises(InvalidInput, match="not a Opaque: too short"):
         codec.decode(b"")

@@ -27,10 +27,10 @@ class Opaque:
     def __hash__(self) -> int:
         return hash(self.text)
 
-    def take_uuid(self, uuid: UUID) -> None:
+    def set_uuid(self, uuid: UUID) -> None:
         self.uuid = uuid
 
-    def give_uuid(self) -> UUID | None:
+    def get_uuid(self) -> UUID | None:
         return self.uuid
 
     def to_bytes(self) -> bytes:

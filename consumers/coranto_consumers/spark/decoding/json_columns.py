@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, DateType, StructField, TimestampNTZType, TimestampType
 
 from coranto.messages import column_parser
-from coranto.messages.arrow_values import borders_of, data_of
+from coranto.messages.arrow_values import data_of, value_offsets
 from coranto.messages.columnar import Mask
 from coranto_consumers.spark.decoding.json_times import NoZone
 from coranto_consumers.spark.decoding.json_values import MAX_DEPTH, MAX_DIGITS, MISFIT, converter_of
@@ -63,10 +63,10 @@ class ColumnParser(column_parser.LineParser):
         parsed, doubtful = super().parse(content)
         return self._settled_table(parsed, doubtful), doubtful
 
-    def unlike_lines(self, content: Any) -> Mask:
-        return super().unlike_lines(content) | may_be_beyond(content)
+    def doubtful_lines(self, content: Any) -> Mask:
+        return super().doubtful_lines(content) | may_be_beyond(content)
 
-    def unlike(self, table: Any) -> Mask:
+    def doubtful_rows(self, table: Any) -> Mask:
         """Return the mask of rows with a number that Spark reads differently: an infinite one, or the integer -0."""
         unlike: Mask = np.zeros(table.num_rows, dtype=np.bool_)
         if not self._plain:
@@ -124,7 +124,7 @@ class ColumnParser(column_parser.LineParser):
 def may_be_beyond(content: Any) -> Mask:
     """Return the mask of lines, in an Arrow binary array, that may exceed `MAX_DIGITS` or `MAX_DEPTH`."""
     mask: Mask = np.zeros(len(content), dtype=np.bool_)
-    places = borders_of(content)
+    places = value_offsets(content)
     # A number of more than MAX_DIGITS contains two successive samples.
     of_numbers = _NUMBER_CHARACTERS[data_of(content)[places[0] : places[-1] : _STRIDE]]
     within = np.flatnonzero(of_numbers[:-1] & of_numbers[1:]) * _STRIDE + places[0]

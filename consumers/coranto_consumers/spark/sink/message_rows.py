@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from pyspark.sql.types import StructField
 
 from coranto.errors import InvalidInput
-from coranto.messages.arrow_values import borders_of, data_of
+from coranto.messages.arrow_values import data_of, value_offsets
 from coranto.messages.columnar import Bytes, Int64s, UInt64s
 from coranto.messages.columnar_json import object_texts, stamped_columns
 from coranto.messages.columnar_stamps import stamped_lines
@@ -169,7 +169,7 @@ class RowDigest:
         """Add an Arrow binary array of lines with UUIDs of a producer."""
         if not len(lines):
             return
-        ends, characters = borders_of(lines).astype(np.int64), data_of(lines)
+        ends, characters = value_offsets(lines).astype(np.int64), data_of(lines)
         behind = len(framing.uuid_prefix) + _UUID
         view, places = characters.data, ends.tolist()
         sums = [crc32(view[begin + behind : end]) for begin, end in pairwise(places)]

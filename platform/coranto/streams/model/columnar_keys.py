@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from coranto.messages.arrow_values import borders_of, data_of
+from coranto.messages.arrow_values import data_of, value_offsets
 from coranto.messages.columnar import Bytes, Int64s, UInt64s
 from coranto.streams.model.keys import KEY_BITS, SEED, final_mix, key_hash, mix1, mix2, rotate
 
@@ -22,7 +22,7 @@ def key_hashes(keys: Any) -> UInt64s:
     import pyarrow as pa
 
     values = keys.cast(pa.binary())
-    return _hashes(data_of(values), borders_of(values).astype(np.int64), lambda row: str(keys[row].as_py()))
+    return _hashes(data_of(values), value_offsets(values).astype(np.int64), lambda row: str(keys[row].as_py()))
 
 
 def text_hashes(keys: Sequence[str]) -> UInt64s:
