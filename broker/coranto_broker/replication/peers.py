@@ -160,14 +160,18 @@ class Peers:
 
     def metadata_over(self, capability: Capability, selector: pb.LabelSelector) -> Metadata | None:
         """Return metadata like `metadata`, for a call about the journals that a selector matches."""
-        return self._tokens.over(capability | Capability.REPLICATE, selector) if self._tokens is not None else None
+        return (
+            self._tokens.for_selector(capability | Capability.REPLICATE, selector) if self._tokens is not None else None
+        )
 
     def metadata(self, capability: Capability, journal: str) -> Metadata | None:
         """Return the metadata that authorizes a call of this broker about a journal; None without tokens.
 
         Its token includes REPLICATE, which exempts the call from quotas.
         """
-        return self._tokens.about(capability | Capability.REPLICATE, journal) if self._tokens is not None else None
+        return (
+            self._tokens.for_journal(capability | Capability.REPLICATE, journal) if self._tokens is not None else None
+        )
 
     def _open(self, endpoint: str) -> grpc.aio.Channel:
         try:

@@ -115,7 +115,7 @@ class ShardClient:
     async def _call(self, method: str, capability: Capability, scope: pb.LabelSelector, request: Any) -> Any:
         stub = self._peers.stub(self.config.endpoint)
         await self._tokens.ready()
-        metadata = self._tokens.over(capability, scope)
+        metadata = self._tokens.for_selector(capability, scope)
         try:
             return await getattr(stub, method)(request, metadata=metadata, timeout=self.config.retry_timeout)
         except grpc.aio.AioRpcError as error:

@@ -120,7 +120,7 @@ class ShardService(pc_grpc.ShardServicer):
         forwarded.CopyFrom(request)
         forwarded.header.CopyFrom(header)
         scope = labels.label_selector(include={"id": request.shard})
-        metadata = self._process.tokens.over(Capability.READ, scope)
+        metadata = self._process.tokens.for_selector(Capability.READ, scope)
         stub = self._process.peers.stub(header.route.endpoints[header.route.primary])
         try:
             response: pc.StatResponse = await stub.Stat(forwarded, metadata=metadata)

@@ -187,7 +187,7 @@ class Connection:
         code, details = error.code(), error.details() or "no details"
         refused = _REFUSED.get(code)
         if refused is not None:
-            if refused is Unauthenticated and self.tokens.refused():
+            if refused is Unauthenticated and self.tokens.drop_rejected():
                 return Unavailable(f"{subject}: {self.endpoint} refused the token, try again with another: {details}")
             lacks_token = refused is Unauthenticated and self.tokens.auth is None
             advice = _TOKEN_ADVICE if lacks_token else ""

@@ -71,14 +71,14 @@ class ChosenConnection:
     async def for_journal(self, capability: Capability, journal: str) -> Metadata | None:
         """Return the metadata that authorizes a call about one journal. Raises the errors of `CallTokens.ready`."""
         await self.tokens.ready()
-        return self.tokens.about(capability, journal)
+        return self.tokens.for_journal(capability, journal)
 
     async def for_selector(
         self, capability: Capability, selector: pb.LabelSelector, seconds: float = TOKEN_SECONDS
     ) -> Metadata | None:
         """Return the metadata for a call about the journals that `selector` matches, like `for_journal`."""
         await self.tokens.ready()
-        return self.tokens.over(capability, selector, seconds)
+        return self.tokens.for_selector(capability, selector, seconds)
 
     @property
     def endpoint(self) -> str:

@@ -36,26 +36,26 @@ class CallTokens:
         if self._source is not None:
             await self._source.ready()
 
-    def refused(self) -> bool:
+    def drop_rejected(self) -> bool:
         """Drop a token that a server has rejected. Return True if the call may be retried with a new token."""
         return self._source is not None and self._source.drop()
 
-    def about(self, capability: Capability, journal: str) -> Metadata | None:
+    def for_journal(self, capability: Capability, journal: str) -> Metadata | None:
         """Return the metadata for a call about one journal. A token is reused for half of its lifetime."""
         if self.auth is None:
             return None
         if not isinstance(self.auth, Keys):
-            return self.over(capability, pb.LabelSelector())
+            return self.for_selector(capability, pb.LabelSelector())
         now = self._clock.now()
         made, metadata = self._kept.get((capability, journal), (now - TOKEN_SECONDS, None))
         if not made <= now < made + TOKEN_SECONDS / 2:
-            metadata = self.over(capability, scope_of((journal,)))
+            metadata = self.for_selector(capability, scope_of((journal,)))
             if len(self._kept) >= _MAX_KEPT:
                 self._kept.clear()
             self._kept[capability, journal] = now, metadata
         return metadata
 
-    def over(
+    def for_selector(
         self, capability: Capability, selector: pb.LabelSelector, seconds: float = TOKEN_SECONDS
     ) -> Metadata | None:
         """Return the metadata for a call about the journals that `selector` matches."""

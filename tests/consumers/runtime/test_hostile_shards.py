@@ -130,7 +130,7 @@ async def test_ids_that_are_not_file_names_are_served(journals, consumer, id):
 
 
 def scoped(capability: Capability, **scope: str) -> Any:
-    return CallTokens(Keys.parse(KEY), SystemClock()).over(capability, label_selector(include=scope))
+    return CallTokens(Keys.parse(KEY), SystemClock()).for_selector(capability, label_selector(include=scope))
 
 
 BLUE, RED = label_set({"team": "blue"}), label_set({"team": "red"})

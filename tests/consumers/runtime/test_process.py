@@ -313,7 +313,9 @@ async def test_tokens_limit_actions_on_shards(consumer, sums):
 
     async def call(method: str, request: Any, capability: Capability, **scope: str) -> Any:
         tokens = CallTokens(Keys.parse(KEY), clock)
-        return await getattr(stub, method)(request, metadata=tokens.over(capability, label_selector(include=scope)))
+        return await getattr(stub, method)(
+            request, metadata=tokens.for_selector(capability, label_selector(include=scope))
+        )
 
     async def refused(code: grpc.StatusCode, work: Any) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
@@ -376,9 +378,10 @@ async def test_a_missing_permission_is_reported_for_any_request(consumer, sums):
     stub = consumer.stub(process)
     tokens = CallTokens(Keys.parse(KEY), SystemClock())
     everything, other_team = (
-        tokens.over(Capability.ALL, scope) for scope in (label_selector(), label_selector(include={"team": "red"}))
+        tokens.for_selector(Capability.ALL, scope)
+        for scope in (label_selector(), label_selector(include={"team": "red"}))
     )
-    excluding = tokens.over(Capability.ALL, label_selector(exclude={"team": "blue"}))
+    excluding = tokens.for_selector(Capability.ALL, label_selector(exclude={"team": "blue"}))
 
     async def apply(metadata: Any, change: pc.ApplyRequest.Change) -> Any:
         try:
@@ -419,7 +422,7 @@ async def test_peers_proxy_with_tokens_and_tls(journals, consumer, sums, tmp_pat
     tls = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem", "peer_ca": tmp_path / "ca.pem"}
     processes = [await consumer.start(sums, f"process-{name}", auth_keys=KEY, **tls) for name in "ab"]
     assert all(process.endpoint.startswith("https://") for process in processes)
-    tokens = CallTokens(Keys.parse(KEY), SystemClock()).over(Capability.ALL, label_selector())
+    tokens = CallTokens(Keys.parse(KEY), SystemClock()).for_selector(Capability.ALL, label_selector())
     peers = ShardPeers(ClientTls(tmp_path / "ca.pem"))
     try:
         stubs = [peers.stub(process.endpoint) for process in processes]

@@ -37,17 +37,17 @@ def claims_of(metadata: Metadata | None, now: float) -> Claims:
 def test_a_token_is_for_one_journal_and_reused_for_half_of_its_lifetime() -> None:
     clock = SetClock()
     tokens = CallTokens(KEYS, clock)
-    first = tokens.about(Capability.READ, "a/one")
+    first = tokens.for_journal(Capability.READ, "a/one")
     claims = claims_of(first, clock.now())
     assert claims.capability == Capability.READ
     assert claims.selector == parse_selector("name=a/one")
-    assert tokens.about(Capability.READ, "a/one") is first
-    assert tokens.about(Capability.APPEND, "a/one") != first
-    assert tokens.about(Capability.READ, "a/two") != first
+    assert tokens.for_journal(Capability.READ, "a/one") is first
+    assert tokens.for_journal(Capability.APPEND, "a/one") != first
+    assert tokens.for_journal(Capability.READ, "a/two") != first
     clock.time += TOKEN_SECONDS / 2 - 1
-    assert tokens.about(Capability.READ, "a/one") is first
+    assert tokens.for_journal(Capability.READ, "a/one") is first
     clock.time += 2
-    later = tokens.about(Capability.READ, "a/one")
+    later = tokens.for_journal(Capability.READ, "a/one")
     assert claims_of(later, clock.now()).exp > claims.exp
 
 
@@ -55,16 +55,16 @@ def test_setting_the_clock_back_makes_a_new_token() -> None:
     clock = SetClock()
     clock.time += 10_000
     tokens = CallTokens(KEYS, clock)
-    first = tokens.about(Capability.READ, "a/one")
+    first = tokens.for_journal(Capability.READ, "a/one")
     clock.time -= 5_000
-    assert tokens.about(Capability.READ, "a/one") is not first
+    assert tokens.for_journal(Capability.READ, "a/one") is not first
 
 
 def test_a_given_token_is_sent_unchanged_and_without_one_none_is_sent() -> None:
     clock = SetClock()
     own = sign(Claims(Capability.ALL, parse_selector(""), clock.now(), clock.now() + 60), KEYS)
-    found = CallTokens(BearerToken.parse(own), clock).about(Capability.READ, "a/one")
+    found = CallTokens(BearerToken.parse(own), clock).for_journal(Capability.READ, "a/one")
     assert found is not None
     assert bearer_of([found[0][1]]) == own
-    assert CallTokens(None, clock).about(Capability.READ, "a/one") is None
-    assert CallTokens(None, clock).over(Capability.READ, parse_selector("")) is None
+    assert CallTokens(None, clock).for_journal(Capability.READ, "a/one") is None
+    assert CallTokens(None, clock).for_selector(Capability.READ, parse_selector("")) is None

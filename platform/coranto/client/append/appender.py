@@ -161,7 +161,7 @@ class Appender:
     def _open(self, chosen: ChosenConnection) -> Call:
         self._chosen = chosen
         self._parameters.do_not_proxy = chosen.routed and not self._may_proxy
-        metadata = chosen.tokens.about(Capability.APPEND, self._journal)
+        metadata = chosen.tokens.for_journal(Capability.APPEND, self._journal)
         self._call = chosen.stub.Append(metadata=carried(metadata, self._span))
         self._ending = PeerStatus(self._call)
         self._state = _State.STREAMING

@@ -138,7 +138,7 @@ async def _append_small(
     parameters.do_not_proxy = chosen.routed
     if not chosen.tokens.are_ready:
         await chosen.tokens.ready()
-    metadata = chosen.tokens.about(Capability.APPEND, journal)
+    metadata = chosen.tokens.for_journal(Capability.APPEND, journal)
     closed = Unavailable(f"{subject}: the connection to {chosen.endpoint} was closed")
     sending = False
     try:

@@ -12,7 +12,7 @@ import structlog
 
 from coranto.errors import CorantoError, InvalidInput, Unauthenticated, Unavailable
 from coranto.extras import require
-from coranto.security.oidc.http import Answer, Discovery, discover, request, require_private_url
+from coranto.security.oidc.http import Discovery, Response, discover, request, require_private_url
 from coranto.security.tokens import Claims, Secret
 
 _FRESH_PART: Final = 2 / 3
@@ -180,14 +180,14 @@ def body_of(client: OidcClient, discovery: Discovery, prepare: Any, **given: str
     return prepare(include_client_id=credentials is None, **given), credentials
 
 
-def tokens_of(url: str, oauth: Any, answer: Answer, now: float) -> Tokens:
+def tokens_of(url: str, oauth: Any, response: Response, now: float) -> Tokens:
     """Return the tokens in a response. Raises Unauthenticated and Unavailable, which show no token."""
     from oauthlib.oauth2 import OAuth2Error
 
-    if answer.status >= 500:
-        raise Unavailable(f"{url} answered with status {answer.status}")
+    if response.status >= 500:
+        raise Unavailable(f"{url} answered with status {response.status}")
     try:
-        content = oauth.parse_request_body_response(answer.text)
+        content = oauth.parse_request_body_response(response.text)
         seconds = float(content.get("expires_in") or _DEFAULT_SECONDS)
     except OAuth2Error as error:
         reason = "".join(each if each.isprintable() else " " for each in f"{error.error}: {error.description or ''}")

@@ -14,15 +14,15 @@ from coranto.errors import InvalidInput, Unavailable
 from coranto.security.tls import is_loopback
 
 TIMEOUT_SECONDS: Final = 10.0
-"""The time limit of one request, from its connection to the last byte of the answer."""
+"""The time limit of one request, from its connection to the last byte of the response."""
 MAX_BYTES: Final = 256 << 10
-"""The size limit of an answer. Providers' key sets have some kilobytes."""
+"""The size limit of a response. Providers' key sets have some kilobytes."""
 _DISCOVERY: Final = "/.well-known/openid-configuration"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to one request."""
+class Response:
+    """The response to one request."""
 
     status: int
     text: str
@@ -70,12 +70,12 @@ async def discover(issuer: str) -> Discovery:
     return Discovery(issuer, content)
 
 
-def json_of(url: str, answer: Answer) -> dict[str, Any]:
-    """Return the JSON object of a successful answer. Raises Unavailable."""
-    if answer.status != 200:
-        raise Unavailable(f"{url} answered with status {answer.status}")
+def json_of(url: str, response: Response) -> dict[str, Any]:
+    """Return the JSON object of a successful response. Raises Unavailable."""
+    if response.status != 200:
+        raise Unavailable(f"{url} answered with status {response.status}")
     try:
-        content = json.loads(answer.text)
+        content = json.loads(response.text)
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
@@ -83,10 +83,10 @@ def json_of(url: str, answer: Answer) -> dict[str, Any]:
     return content
 
 
-async def request(url: str, form: str | None = None, credentials: tuple[str, str] | None = None) -> Answer:
-    """GET a URL, or POST a form to it, and return the answer. `credentials` are a client's id and secret.
+async def request(url: str, form: str | None = None, credentials: tuple[str, str] | None = None) -> Response:
+    """GET a URL, or POST a form to it, and return the response. `credentials` are a client's id and secret.
 
-    Raises Unavailable for an answer that is late, too large or not text, and for a failed connection.
+    Raises Unavailable for a response that is late, too large or not text, and for a failed connection.
     """
     import aiohttp
 
@@ -98,7 +98,7 @@ async def request(url: str, form: str | None = None, credentials: tuple[str, str
         pair = ":".join(quote(part, safe="") for part in credentials)
         headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
     try:
-        # Compressed answers are not read: they may be far larger than their transfer.
+        # Compressed responses are not read: they may be far larger than their transfer.
         async with aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), auto_decompress=False
         ) as session:
@@ -109,13 +109,13 @@ async def request(url: str, form: str | None = None, credentials: tuple[str, str
                 headers=headers,
                 allow_redirects=False,
                 proxy=_proxy_of(url),
-            ) as answer:
+            ) as response:
                 content = bytearray()
-                async for piece in answer.content.iter_any():
+                async for piece in response.content.iter_any():
                     content += piece
                     if len(content) > MAX_BYTES:
                         raise Unavailable(f"{url} answered with more than {MAX_BYTES} bytes")
-                return Answer(answer.status, content.decode())
+                return Response(response.status, content.decode())
     except TimeoutError:
         raise Unavailable(f"{url} did not answer within {TIMEOUT_SECONDS:g} seconds") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -61,9 +61,9 @@ async def log_in(client: OidcClient, show: Callable[[str, str], None]) -> Path:
     body, credentials = body_of(client, discovery, partial(oauth.prepare_request_body, code))
     while time.monotonic() < until:
         await asyncio.sleep(interval)
-        answer = await request(token_url, body, credentials)
+        response = await request(token_url, body, credentials)
         try:
-            oauth.parse_request_body_response(answer.text)
+            oauth.parse_request_body_response(response.text)
         except OAuth2Error as error:
             if error.error == "slow_down":
                 interval = min(interval + _INTERVAL, _MAX_INTERVAL)
@@ -72,7 +72,7 @@ async def log_in(client: OidcClient, show: Callable[[str, str], None]) -> Path:
                 continue
         except ValueError:  # `tokens_of` raises the error.
             pass
-        tokens = tokens_of(token_url, oauth, answer, time.time())
+        tokens = tokens_of(token_url, oauth, response, time.time())
         path = login_file(client)
         async with _locked(path):
             _write(path, tokens)

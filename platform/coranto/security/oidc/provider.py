@@ -184,13 +184,13 @@ class Provider:
     async def _fetch(self, begun: float) -> None:
         """Fetch the keys. If this fails, the previous keys stay in use. Raises Unavailable."""
         url = (await discover(self.file.issuer)).endpoint("jwks_uri")
-        answer = await request(url)
-        content = json_of(url, answer)
-        if answer.text != self._document:
+        response = await request(url)
+        content = json_of(url, response)
+        if response.text != self._document:
             keys = await asyncio.to_thread(_keys_of, content.get("keys"), self._algorithms)
             if not keys:
                 raise Unavailable(f"{url} has no key for {', '.join(self.file.algorithms)}")
-            self._document, self._keys = answer.text, keys
+            self._document, self._keys = response.text, keys
             self.epoch += 1
             self._verified.cache_clear()
             _log.info("oidc.keys_changed", issuer=self.file.issuer, keys=sorted(keys))

@@ -37,9 +37,9 @@ async def test_a_client_requests_a_token_with_its_secret_and_shares_it(oidc: Oid
     assert not one.are_ready
     await asyncio.gather(*(tokens.ready() for tokens in (one, other) * 20))
     assert one.are_ready
-    metadata = one.about(Capability.READ, "a")
+    metadata = one.for_journal(Capability.READ, "a")
     assert metadata is not None
-    assert metadata == other.about(Capability.APPEND, "b")
+    assert metadata == other.for_journal(Capability.APPEND, "b")
     ((name, value),) = metadata
     assert name == "authorization"
     assert claims_of(value.removeprefix("Bearer "))["sub"] == CLIENT
@@ -178,10 +178,10 @@ async def test_a_refused_token_is_renewed_unless_it_is_new(oidc: OidcServer, mon
     client = client_of(oidc)
     tokens = CallTokens(client, SystemClock())
     await tokens.ready()
-    tokens.refused()
+    tokens.drop_rejected()
     assert tokens.are_ready
     monkeypatch.setattr(module, "_DROP_SECONDS", -1.0)
-    tokens.refused()
+    tokens.drop_rejected()
     assert not tokens.are_ready
     await tokens.ready()
     assert len(oidc.forms) == 2

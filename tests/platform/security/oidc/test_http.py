@@ -61,8 +61,8 @@ async def test_a_slow_answer_ends_at_the_time_limit(oidc: OidcServer, monkeypatc
 
 async def test_redirects_are_not_followed(oidc: OidcServer) -> None:
     oidc.status = 302
-    answer = await request(f"{oidc.issuer}/keys")
-    assert answer.status == 302
+    response = await request(f"{oidc.issuer}/keys")
+    assert response.status == 302
     assert oidc.requests == {"keys": 1}
 
 
