@@ -1,7 +1,7 @@
 """A broker's right to use its data directory with its etcd, checked at the start and watched while the broker runs.
 
 `coranto_broker.recovery.identity` has the rules. `Residence.check` refuses a directory and an etcd that do not belong
-together, before anything is changed. `move_in` marks both as used by this process, once its member key exists. `keep`
+together, before anything is changed. `claim` marks both as used by this process, once its member key exists. `watch`
 changes the mark from time to time, and returns if another process, or a restored etcd, has changed it.
 """
 
@@ -207,7 +207,7 @@ class Residence:
                 return ""
         return f"none of the {len(held)} journals that it holds is among the {len(items.kvs)} at {layout.prefix}"
 
-    async def move_in(self) -> None:
+    async def claim(self) -> None:
         """Mark etcd and directory as used by this process. Raises WrongCluster if its broker has another process."""
         try:
             marked = await self._mark()
@@ -220,7 +220,7 @@ class Residence:
                 f"{self._file.parent} is a copy of another broker's data directory; {ADVICE}"
             )
 
-    async def keep(self, clock: Clock, seen: Callable[[], tuple[int, tuple[str, ...]]]) -> str:
+    async def watch(self, clock: Clock, seen: Callable[[], tuple[int, tuple[str, ...]]]) -> str:
         """Watch the mark, and return the reason once another process or etcd has changed the mark or the cluster.
 
         `seen` returns the latest etcd revision that the broker has seen, and the brokers that exist.

@@ -69,11 +69,11 @@ class MemberWork(Protocol):
 class DataDirectory(Protocol):
     """A member's claim to its data directory, which is recorded in etcd."""
 
-    async def move_in(self) -> None:
+    async def claim(self) -> None:
         """Mark the directory as used by this process. Raises WrongCluster."""
         ...
 
-    async def keep(self, clock: Clock, seen: Callable[[], Seen]) -> str:
+    async def watch(self, clock: Clock, seen: Callable[[], Seen]) -> str:
         """Wait until the directory and etcd no longer match, and return the reason."""
         ...
 
@@ -138,7 +138,7 @@ class Membership:
         announced = await self.session.announce(key, spec, takeover_timeout=takeover_timeout)
         await self._keyspace.wait_for_revision(announced)
         if self._residence is not None:
-            await self._residence.move_in()
+            await self._residence.claim()
         self._work.start(self.session)
         self._allocation = asyncio.create_task(self._allocate(), name="allocator")
         self._undo.push_async_callback(self._stop)
@@ -156,7 +156,7 @@ class Membership:
             asyncio.ensure_future(self._keyspace.wait_failed()),
         ]
         if self._residence is not None:
-            waits.append(asyncio.ensure_future(self._keep(self._residence)))
+            waits.append(asyncio.ensure_future(self._watch(self._residence)))
         try:
             await asyncio.wait([*waits, self._allocation], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -239,8 +239,8 @@ class Membership:
         except Exception:  # noqa: BLE001  Any error ends the member.
             _log.exception("member.allocator_failed")
 
-    async def _keep(self, residence: DataDirectory) -> None:
-        reason = await residence.keep(self._clock, self._seen)
+    async def _watch(self, residence: DataDirectory) -> None:
+        reason = await residence.watch(self._clock, self._seen)
         _log.error("member.data_directory_mismatch", reason=reason)
 
     def _seen(self) -> Seen:

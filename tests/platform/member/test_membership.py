@@ -51,10 +51,10 @@ class Work:
     def _note(self, call: str) -> None:
         self.calls.append((call, self.membership.phase))
 
-    async def move_in(self) -> None:
-        self._note("move in")
+    async def claim(self) -> None:
+        self._note("claim")
 
-    async def keep(self, clock: Clock, seen: Callable[[], Seen]) -> str:
+    async def watch(self, clock: Clock, seen: Callable[[], Seen]) -> str:
         await self.breaks.wait()
         return "another process uses the directory"
 
@@ -103,7 +103,7 @@ async def test_a_member_passes_its_phases_in_order(
     stop.set()
     assert await asyncio.wait_for(membership.serve_until(stop), WAIT_SECONDS) == 0
     await membership.close()
-    assert [call for call, _ in work.calls] == ["move in", "start", "exit", "refresh zone-1#broker-a"]
+    assert [call for call, _ in work.calls] == ["claim", "start", "exit", "refresh zone-1#broker-a"]
     assert [phase for _, phase in work.calls] == [
         MemberPhase.STARTING,
         MemberPhase.STARTING,
@@ -178,7 +178,7 @@ async def test_a_failed_announcement_leaves_no_member_key(
     async def refuse() -> None:
         raise LeaseLost("refused by the test")
 
-    work.move_in = refuse  # type: ignore[method-assign]
+    work.claim = refuse  # type: ignore[method-assign]
     with pytest.raises(LeaseLost):
         await join(work)
     assert work.membership.phase is MemberPhase.STARTING
