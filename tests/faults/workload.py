@@ -136,7 +136,7 @@ class FaultWorkload:
     ) -> None:
         async def work() -> None:
             piece = await done
-            operation.took(piece.begin, piece.end, piece.batch.registers)
+            operation.succeeded(piece.begin, piece.end, piece.batch.registers)
 
         await self._finish(operation, work())
         if operation.outcome is not OperationOutcome.OK:
@@ -181,7 +181,7 @@ class FaultWorkload:
                 operation.outcome, operation.error = OperationOutcome.FAIL, "aborted"
                 return
             result = await append.commit()
-            operation.took(result.begin, result.end, result.registers)
+            operation.succeeded(result.begin, result.end, result.registers)
 
     async def _pause(self) -> None:
         if self._pace:

@@ -87,7 +87,7 @@ class JournalDoctor:
         )
         self._heads = HeadDoctor(self._client, [each for each in journals if each.name not in subjects_of(strays)])
         content, heads = await self._content.diagnose(), await self._heads.diagnose()
-        steps = [*content.steps, *(behind(step, content.steps) for step in heads.steps)]
+        steps = [*content.steps, *(with_restored_head(step, content.steps) for step in heads.steps)]
         steps += files_to_set_aside(report, steps)
         folders = {info.name: _folders(info) for info in journals}
         errors = [each for each in report.errors if not is_repaired(each, steps, folders)]
@@ -204,7 +204,7 @@ def is_repaired(finding: Finding, steps: Sequence[RecoveryStep], folders: Mappin
     return bool(spans) and all(within(span, back) for span in spans)
 
 
-def behind(step: RecoveryStep, others: Sequence[RecoveryStep]) -> RecoveryStep:
+def with_restored_head(step: RecoveryStep, others: Sequence[RecoveryStep]) -> RecoveryStep:
     """Return the step with the head at the end of the content that other steps restore."""
     head = int(str(step.facts["head"]))
     for begin, end in sorted(span for each, span in restored(others) if each.subject == step.subject):

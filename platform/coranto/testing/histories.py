@@ -70,7 +70,7 @@ class Operation:
     refusal: pb.Status.ValueType = pb.OK
     error: str = ""
 
-    def took(self, begin: int, end: int, registers: pb.LabelSet) -> None:
+    def succeeded(self, begin: int, end: int, registers: pb.LabelSet) -> None:
         """Record success at [begin, end), with the registers after it."""
         self.begin, self.end, self.registers = begin, end, registers
         self.outcome = OperationOutcome.OK
@@ -207,7 +207,7 @@ class RecordedClient:
             if result.end:
                 chunks = self._client.read(journal, 0, block=True, end_offset=result.end, fail_on_jump=True)
                 operation.content = b"".join([chunk.content async for chunk in chunks])
-            operation.took(result.begin, result.end, result.registers)
+            operation.succeeded(result.begin, result.end, result.registers)
 
         return await self._finish(operation, work())
 
@@ -216,7 +216,7 @@ class RecordedClient:
 
     async def _applied(self, operation: Operation, work: Awaitable[AppendResult]) -> None:
         result = await work
-        operation.took(result.begin, result.end, result.registers)
+        operation.succeeded(result.begin, result.end, result.registers)
 
     async def _finish(self, operation: Operation, work: Awaitable[None]) -> Operation:
         try:

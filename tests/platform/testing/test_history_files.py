@@ -47,7 +47,7 @@ def small_history() -> tuple[History, bytes]:
     """Return a history with each kind of outcome, and the final content: appends 0 and 2 of 0 to 4."""
     history = History()
     first = appended(history, 0.0)
-    first.took(0, 20, label_set(owner="ada"))
+    first.succeeded(0, 20, label_set(owner="ada"))
     appended(history, 0.5, outcome=OperationOutcome.INFO)
     late = appended(history, 2.0, outcome=OperationOutcome.OPEN, returned=float("inf"))
     early = appended(history, 0.2, outcome=OperationOutcome.FAIL, refusal=pb.REGISTER_MISMATCH, returned=0.4)
@@ -55,7 +55,7 @@ def small_history() -> tuple[History, bytes]:
     appended(history, 3.0, outcome=OperationOutcome.FAIL, refusal=pb.REGISTER_MISMATCH)
     read = history.begin("bob", OperationKind.READ, JOURNAL, 4.0)
     read.content, read.returned = first.content + late.content, 5.0
-    read.took(40, 40, label_set(owner="ada"))
+    read.succeeded(40, 40, label_set(owner="ada"))
     return history, read.content
 
 
@@ -94,10 +94,10 @@ def test_elle_files_have_appends_to_lists_and_reads_of_lists() -> None:
 def test_a_read_of_an_append_twice_shows_it_twice() -> None:
     history = History()
     append = appended(history, 0.0)
-    append.took(0, 20, pb.LabelSet())
+    append.succeeded(0, 20, pb.LabelSet())
     read = history.begin("bob", OperationKind.READ, JOURNAL, 4.0)
     read.content, read.returned = append.content * 2, 5.0
-    read.took(40, 40, pb.LabelSet())
+    read.succeeded(40, 40, pb.LabelSet())
     assert list(elle_lines(history))[-1].endswith('[[:r "shop/orders" [0 0]]]}')
     assert [json.loads(line)["begin"] for line in porcupine_lines(history, {JOURNAL: read.content})] == [0, 40]
 
@@ -105,7 +105,7 @@ def test_a_read_of_an_append_twice_shows_it_twice() -> None:
 def test_histories_of_several_processes_are_merged(tmp_path: Path) -> None:
     history, content = small_history()
     other = History(first=1000)
-    appended(other, 0.1).took(40, 60, pb.LabelSet())
+    appended(other, 0.1).succeeded(40, 60, pb.LabelSet())
     paths = [tmp_path / "one.jsonl", tmp_path / "other.jsonl"]
     write_history(history, paths[0])
     write_history(other, paths[1])

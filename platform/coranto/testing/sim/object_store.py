@@ -144,7 +144,7 @@ class SimObjectStore:
             self.faulty["refused, being of a fragment"] += 1
             raise StoreError("403: probes only")
 
-    async def dawdle(self) -> None:
+    async def delay(self) -> None:
         """Wait for the random delay of a slow store, but no longer than the store stays slow."""
         if not self.faults.slow:
             return
@@ -203,7 +203,7 @@ class SimFragments(FragmentStore):
 
     async def _call(self, serve: Callable[[], T]) -> T:
         self._process.check_alive()
-        await self._service.dawdle()
+        await self._service.delay()
         try:
             return await self._network.request(self._node, NODE, serve, _TIMEOUT_SECONDS)
         except TimedOut as error:
