@@ -38,7 +38,7 @@ BLOCKING = {name: getattr(module, name) for module in PUBLIC for name in module.
 BLOCKING["SyncShardClient"] = SyncShardClient
 DIFFERENCES = {
     ("Cluster", "client"): {"name"},  # Blocking clients are distinguished by their connections.
-    ("ReaderGroup", "reader"): {"miss_after"},  # `timeout` bounds the wait for each event.
+    ("ReaderGroup", "reader"): {"reader_timeout"},  # `timeout` bounds the wait for each event.
     ("ReaderGroup", "initiate_checkpoint"): {"timeout"},
 }
 """Parameters that only one of the two forms has."""

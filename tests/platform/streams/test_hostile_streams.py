@@ -45,9 +45,9 @@ async def test_an_inconsistent_stream_does_not_hide_others(client: JournalClient
     sound = await streams.create("shop/orders", 2, template=TEMPLATE)
     await forge(client, "red/one", (STREAM_LABEL, "red"), (SEGMENT_LABEL, "-1"))
     await forge(client, "red/two", (STREAM_LABEL, "shop/returns"), (SEGMENT_LABEL, "0"))
-    unsound: dict[str, CorruptData] = {}
-    assert await streams.list(unsound) == (sound,)
-    assert set(unsound) == {"red", "shop/returns"}
+    invalid: dict[str, CorruptData] = {}
+    assert await streams.list(invalid) == (sound,)
+    assert set(invalid) == {"red", "shop/returns"}
     with pytest.raises(CorruptData):
         await streams.list()
 
@@ -87,11 +87,11 @@ async def test_an_autoscaler_survives_failures_of_all_streams(client: JournalCli
     class Flaky(Streams):
         failures = 1
 
-        async def list(self, unsound: dict[str, CorruptData] | None = None) -> Any:
+        async def list(self, invalid: dict[str, CorruptData] | None = None) -> Any:
             if self.failures:
                 self.failures -= 1
                 raise Unavailable("no broker answers")
-            return await super().list(unsound)
+            return await super().list(invalid)
 
     clock = StoppedClock()
     clock.waits = -1

@@ -101,9 +101,9 @@ def list_streams(
     """List streams."""
 
     async def work(client: JournalClient) -> None:
-        unsound: dict[str, CorruptData] = {}
-        found = await Streams(client).list(unsound)
-        for name, error in unsound.items():
+        invalid: dict[str, CorruptData] = {}
+        found = await Streams(client).list(invalid)
+        for name, error in invalid.items():
             note(f"stream {name} is left out: {error}")
         if output is Output.JSON:
             for stream in found:

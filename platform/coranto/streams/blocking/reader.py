@@ -153,14 +153,14 @@ class SyncReaderGroup(ReaderGroupWrapper, Blocking):
         auto_commit: bool = True,
         on_checkpoint: Callable[[str], object] | None = None,
         beat: float = DEFAULT_BEAT,
-        miss_after: float = DEFAULT_TIMEOUT,
+        reader_timeout: float = DEFAULT_TIMEOUT,
         skip_truncated: bool = False,
         read_ahead: int = DEFAULT_READ_AHEAD,
         timeout: float | None = None,
     ) -> SyncGroupReader[E]:
         """Return a reader of the group; see `ReaderGroup.reader`.
 
-        `miss_after` is the `timeout` of `ReaderGroup.reader`. `timeout` bounds the wait for each event. Both are in
+        `reader_timeout` is the `timeout` of `ReaderGroup.reader`. `timeout` bounds the wait for each event. Both are in
         seconds. `on_checkpoint` is called on another thread, while the caller's thread waits for the next event.
         """
 
@@ -174,7 +174,7 @@ class SyncReaderGroup(ReaderGroupWrapper, Blocking):
             auto_commit=auto_commit,
             on_checkpoint=None if on_checkpoint is None else at_checkpoint,
             beat=beat,
-            timeout=miss_after,
+            timeout=reader_timeout,
             skip_truncated=skip_truncated,
             read_ahead=read_ahead,
         )

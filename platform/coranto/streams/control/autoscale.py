@@ -93,16 +93,16 @@ class Autoscaler:
 
     async def _found(self) -> list[Stream]:
         """Return the streams to scale. A stream with inconsistent labels is logged and left out."""
-        unsound: dict[str, CorruptData] = {}
+        invalid: dict[str, CorruptData] = {}
         found = []
         for name in self._names:
             try:
                 found.append(await self._streams.describe(name))
             except CorruptData as error:
-                unsound[name] = error
+                invalid[name] = error
         if not self._names:
-            found += await self._streams.list(unsound)
-        for name, problem in unsound.items():
+            found += await self._streams.list(invalid)
+        for name, problem in invalid.items():
             _log.warning("autoscale.stream_inconsistent", stream=name, error=str(problem))
         return found
 

@@ -172,7 +172,9 @@ class Decisions:
     async def close(self) -> Gate:
         """Close the gate, so that no transaction can be decided. Decisions that are not carried out are below `end`."""
         state = _CLOSED + self._entropy(_TOKEN_BYTES).hex()
-        return Gate.of(await self.record({"gate": state}, union={HELD_LABEL: "1", GATE_LABEL: state}, again=True))
+        return Gate.of(
+            await self.record({"gate": state}, union={HELD_LABEL: "1", GATE_LABEL: state}, retry_unknown=True)
+        )
 
     async def open(self, before: str | None, revision: int = 0, cluster: int = 0) -> bool:
         """Open the gate if it still is in the state `before`. Returns False if its state has changed.
@@ -190,7 +192,7 @@ class Decisions:
             union = {HELD_LABEL: "1", GATE_LABEL: state}
             if revision:
                 union[REVISION_LABEL] = f"{cluster or self._client.applied_cluster:x}.{revision}"
-            await self.record({"gate": state}, check=selector, union=union, again=True)
+            await self.record({"gate": state}, check=selector, union=union, retry_unknown=True)
         except RegisterMismatch as error:
             return labels.value_of(error.registers, GATE_LABEL) == state  # Applied by an attempt whose answer was lost.
         return True
@@ -208,7 +210,7 @@ class Decisions:
         before: Mapping[str, str] | None = None,
         after: Mapping[str, str] | None = None,
         extra: Mapping[str, object] | None = None,
-        again: bool = False,
+        retry_unknown: bool = False,
     ) -> int:
         """Commit a transaction with these acknowledgements, by journal, if the gate still has this `token`.
 
@@ -217,7 +219,7 @@ class Decisions:
         `use` is the transaction's lane. `done` are earlier transactions whose acknowledgements are in their segments.
         `before` are registers that must also have these values ("" if they must be missing), and `after` their new
         values. Without `before`, queued transactions share an append. `extra` is another record in the same append.
-        With `again`, which needs `before`, the append is retried if its answer is lost: the registers of a
+        With `retry_unknown`, which needs `before`, the append is retried if its answer is lost: the registers of a
         RegisterMismatch then show if it was applied. Otherwise, RegisterMismatch means that nothing was decided. Raises
         AppendOutcomeUnknown if the outcome is unknown; then call `was_decided`.
         """
@@ -234,7 +236,7 @@ class Decisions:
         if before:
             union = labels.label_set(after or {})
             appended = await append(
-                self.journal, content, check_registers=check, union_registers=union, retry_unknown=again
+                self.journal, content, check_registers=check, union_registers=union, retry_unknown=retry_unknown
             )
             return appended.end
         if self._batches is None or self._batches[0] != token:
@@ -246,7 +248,7 @@ class Decisions:
 
         `begin` is the end of the journal when the transaction began.
         """
-        end = (await self.record({"void": txn}, again=True)).end
+        end = (await self.record({"void": txn}, retry_unknown=True)).end
         return txn in (await self.read(begin, end)).decided
 
     async def done(self, txns: Iterable[str]) -> None:
@@ -276,7 +278,7 @@ class Decisions:
         # If the registers were lost and restored since, they must not claim that later decisions are settled.
         check = labels.label_selector(include={HELD_LABEL: "", GATE_LABEL: gate.token or ""})
         try:
-            await self.record({"settled": gate.end}, check=check, union=settled, again=True)
+            await self.record({"settled": gate.end}, check=check, union=settled, retry_unknown=True)
         except RegisterMismatch:
             return len(undone)  # Another process has changed the gate, and finishes the same transactions.
         return len(undone)
@@ -294,19 +296,19 @@ class Decisions:
         *,
         check: pb.LabelSelector | None = None,
         union: Mapping[str, str] | None = None,
-        again: bool = False,
+        retry_unknown: bool = False,
     ) -> AppendResult:
         """Append a record if `check` matches the registers, and set those in `union`.
 
-        With `again`, retries if the answer is lost. Raises RegisterMismatch, AppendOutcomeUnknown unless `again`, and
-        errors of the client.
+        With `retry_unknown`, retries if the answer is lost. Raises RegisterMismatch, errors of the client, and, without
+        `retry_unknown`, AppendOutcomeUnknown.
         """
         return await self._client.append(
             self.journal,
             _line(record),
             check_registers=check,
             union_registers=labels.label_set(union) if union else None,
-            retry_unknown=again,
+            retry_unknown=retry_unknown,
         )
 
     async def records(self, begin: int, end: int) -> AsyncIterator[tuple[int, Mapping[str, Any]]]:

@@ -47,7 +47,7 @@ from coranto.streams.control.applying import apply_changes, try_changes
 from coranto.streams.control.decisions import Decisions
 from coranto.streams.control.scaling import MAX_CHANGES, Change, ScalingPolicy, format_policy, transition
 from coranto.streams.control.segment_ends import end_of, final_offset
-from coranto.streams.control.segment_specs import changed, owner_of, part_spec, touched, without_retention
+from coranto.streams.control.segment_specs import changed, owner_of, part_spec, touch_change, without_retention
 from coranto.streams.control.transaction_ends import drop_undecided, open_lanes
 from coranto.streams.control.truncating import batched, check_cut, truncation
 from coranto.streams.control.view import StreamView, not_found, view_of
@@ -109,15 +109,15 @@ class Streams:
         except StreamNotFound:
             raise not_found(name) from None
 
-    async def list(self, unsound: dict[str, CorruptData] | None = None) -> tuple[Stream, ...]:
+    async def list(self, invalid: dict[str, CorruptData] | None = None) -> tuple[Stream, ...]:
         """Return all streams, in the order of their names.
 
-        Raises CorruptData for a stream with invalid labels. If `unsound` is given, the stream is left out instead, and
-        its error is added to `unsound` by name. Such streams occur because any user who may apply a journal can give
+        Raises CorruptData for a stream with invalid labels. If `invalid` is given, the stream is left out instead, and
+        its error is added to `invalid` by name. Such streams occur because any user who may apply a journal can give
         it the labels of a stream.
         """
         listing = await self._client.list(labels.label_selector(include={STREAM_LABEL: ""}))
-        return decode_all(listing, unsound=unsound)
+        return decode_all(listing, invalid=invalid)
 
     async def heads(self, stream: Stream, segments: Iterable[Segment] | None = None) -> dict[int, int]:
         """Return the write heads of segments (by default all), by number. Segments that are gone are left out."""
@@ -201,12 +201,12 @@ class Streams:
         *,
         content_type: str = labels.JSON_LINES,
         more: Mapping[str, str] | None = None,
-        for_good: bool = False,
+        unlimited_retention: bool = False,
     ) -> None:
         """Create another journal of a stream, with a spec like its segments', unless the journal exists.
 
-        `more` are further labels. With `for_good`, the journal has no retention, because all of its content may be
-        needed. Raises StreamNotFound, and InvalidInput if its name nests with another of the stream's journals.
+        `more` are further labels. With `unlimited_retention`, the journal's content is never removed, because all of it
+        may be needed. Raises StreamNotFound, and InvalidInput if its name nests with another of the stream's journals.
         """
         for _ in range(_ATTEMPTS):
             view = await view_of(self._client, name)
@@ -221,7 +221,7 @@ class Streams:
                 )
             newest = max(view.stream.segments.values(), key=lambda each: each.number)
             spec = part_spec(name, journal, view.of(newest).spec, {labels.CONTENT_TYPE: content_type, **(more or {})})
-            if for_good:
+            if unlimited_retention:
                 without_retention(spec)
             if await try_changes(self._client, [pb.ApplyRequest.Change(upsert=spec)]):
                 return
@@ -307,7 +307,7 @@ class Streams:
             gate = await decisions.close()
             token = gate.token
             await decisions.finish(gate)
-            changes = [*changes, touched(view.transactions, {EPOCH_LABEL: str(epoch)})]
+            changes = [*changes, touch_change(view.transactions, {EPOCH_LABEL: str(epoch)})]
         applied = await apply_changes(self._client, changes, self._clock)
         if applied is None:
             now = await self.resume(name)
@@ -340,7 +340,7 @@ class Streams:
             if gate.is_open or gate.token is None:
                 return view.stream
             # Make the Apply of the process that closed the gate fail, unless it has happened.
-            if not await try_changes(self._client, [touched(view.transactions, {})]):
+            if not await try_changes(self._client, [touch_change(view.transactions, {})]):
                 continue
             if await decisions.open(gate.token, self._client.applied_revision):
                 return await self.describe(name)
@@ -371,7 +371,7 @@ class Streams:
                 for journal, uses in zip(formats, found, strict=True)
             )
         )
-        if await try_changes(self._client, [touched(view.transactions, {})]):
+        if await try_changes(self._client, [touch_change(view.transactions, {})]):
             await decisions.open(gate.token, self._client.applied_revision)
         await self.resume(name)
         return sum(dropped)
@@ -401,7 +401,7 @@ class Streams:
             if gate is None or view.transactions is None:
                 return view.stream, ends
             # Both succeed only if the gate stayed closed and the segments unchanged.
-            if await try_changes(self._client, [touched(view.transactions, {})]) and await decisions.open(
+            if await try_changes(self._client, [touch_change(view.transactions, {})]) and await decisions.open(
                 gate.token, self._client.applied_revision
             ):
                 if not view.stream.unfinished():

@@ -51,7 +51,7 @@ def changed(info: JournalInfo, segment: Segment, stream: str) -> pb.ApplyRequest
     return pb.ApplyRequest.Change(upsert=spec_of(stream, segment, info.spec), expect_mod_revision=info.mod_revision)
 
 
-def touched(info: JournalInfo, new_labels: Mapping[str, str]) -> pb.ApplyRequest.Change:
+def touch_change(info: JournalInfo, new_labels: Mapping[str, str]) -> pb.ApplyRequest.Change:
     """Return a change that advances the decisions journal's revision, sets any labels, and removes retention."""
     spec = pb.JournalSpec()
     spec.CopyFrom(info.spec)

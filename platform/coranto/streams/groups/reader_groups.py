@@ -96,7 +96,7 @@ class ReaderGroup:
         frontier = frontier_at(stream, await self._begin_position(begin))
         streams = Streams(self._client, clock=self._clock, entropy=self._entropy)
         # The journal has no retention, because an idle group has only old records.
-        await streams.ensure_part(self.stream, self._state.journal, for_good=True)
+        await streams.ensure_part(self.stream, self._state.journal, unlimited_retention=True)
         begun = GroupState(frontier, identity=self._entropy(8).hex())
         return (await self._state.initialize(begun)).identity == begun.identity
 

@@ -23,7 +23,7 @@ _TEXT_HEIGHT: Final = 12
 _ACTIVE, _ENDED = "#7fbf9f", "#d8d8d8"
 
 
-class PicturedSegment(Protocol):
+class RenderedSegment(Protocol):
     """The part of `coranto.streams.model.stream.Segment` that pictures need."""
 
     @property
@@ -44,7 +44,7 @@ class PicturedSegment(Protocol):
     def begin(self) -> int: ...
 
 
-class PicturedStream(Protocol):
+class RenderedStream(Protocol):
     """The part of `coranto.streams.model.stream.Stream` that pictures need."""
 
     @property
@@ -54,12 +54,12 @@ class PicturedStream(Protocol):
     @property
     def is_sealed(self) -> bool: ...
     @property
-    def segments(self) -> Mapping[int, PicturedSegment]: ...
-    def active(self) -> Sequence[PicturedSegment]: ...
-    def successors(self, number: int) -> Sequence[PicturedSegment]: ...
+    def segments(self) -> Mapping[int, RenderedSegment]: ...
+    def active(self) -> Sequence[RenderedSegment]: ...
+    def successors(self, number: int) -> Sequence[RenderedSegment]: ...
 
 
-def segment_row(stream: PicturedStream, segment: PicturedSegment, heads: Mapping[int, int]) -> tuple[str, ...]:
+def segment_row(stream: RenderedStream, segment: RenderedSegment, heads: Mapping[int, int]) -> tuple[str, ...]:
     """Return one segment as texts, in the order of `COLUMNS`. `heads` are the known write heads of active segments."""
     end = segment.sealed_at if segment.sealed_at is not None else heads.get(segment.number)
     return (
@@ -73,7 +73,7 @@ def segment_row(stream: PicturedStream, segment: PicturedSegment, heads: Mapping
     )
 
 
-def _state(stream: PicturedStream, segment: PicturedSegment) -> str:
+def _state(stream: RenderedStream, segment: RenderedSegment) -> str:
     if not segment.sealing:
         return "active"
     if segment.sealed_at is None:
@@ -105,7 +105,7 @@ class KeyMap:
     rows: tuple[tuple[KeyRange, tuple[int | None, ...]], ...]
 
 
-def key_map(stream: PicturedStream, *, epochs: int | None = None) -> KeyMap:
+def key_map(stream: RenderedStream, *, epochs: int | None = None) -> KeyMap:
     """Return the map of a stream: all epochs that created a remaining segment, or only the last `epochs` of them."""
     segments = sorted(stream.segments.values(), key=lambda each: each.epoch)
     seen = tuple(sorted({each.epoch for each in segments}))[-epochs if epochs else None :]
@@ -120,7 +120,7 @@ def key_map(stream: PicturedStream, *, epochs: int | None = None) -> KeyMap:
     return KeyMap(seen, tuple(rows))
 
 
-def _ends(stream: PicturedStream, segment: PicturedSegment) -> int:
+def _ends(stream: RenderedStream, segment: RenderedSegment) -> int:
     """Return the epoch of a segment's first successors; the stream's next epoch if it has none."""
     return min((each.epoch for each in stream.successors(segment.number)), default=stream.epoch + 1)
 
@@ -128,7 +128,7 @@ def _ends(stream: PicturedStream, segment: PicturedSegment) -> int:
 # ----------------------------------------------------------------------------------------------------------- notebooks
 
 
-def stream_html(stream: PicturedStream) -> str:
+def stream_html(stream: RenderedStream) -> str:
     """Return the map and the table of a stream as HTML, for `_repr_html_`."""
     count = len(stream.active())
     state = "sealed" if stream.is_sealed else f"{count} active segment{'' if count == 1 else 's'}"
@@ -149,7 +149,7 @@ def _cells(tag: str, texts: Iterable[object]) -> str:
     return "".join(f"<{tag}>{escape(str(text))}</{tag}>" for text in texts)
 
 
-def _svg(stream: PicturedStream) -> str:
+def _svg(stream: RenderedStream) -> str:
     """Draw the segments as boxes, with epochs from left to right and keys from top to bottom."""
     epochs = sorted({each.epoch for each in stream.segments.values()})
     at = {epoch: number for number, epoch in enumerate(epochs)}
@@ -162,7 +162,7 @@ def _svg(stream: PicturedStream) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-size="11" fill="currentColor">{boxes}{labels}</svg>'
 
 
-def _box(stream: PicturedStream, segment: PicturedSegment, at: Mapping[int, int], columns: int) -> str:
+def _box(stream: RenderedStream, segment: RenderedSegment, at: Mapping[int, int], columns: int) -> str:
     x = at[segment.epoch] * _EPOCH_WIDTH
     width = at.get(_ends(stream, segment), columns) * _EPOCH_WIDTH - x
     y, height = (_HEIGHT * part / KEY_SPACE for part in (segment.range.begin, segment.range.width))

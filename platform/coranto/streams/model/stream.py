@@ -306,12 +306,12 @@ def decode(listing: Listing) -> Stream:
 
 
 def decode_all(
-    listing: Listing, *, single: bool = False, unsound: dict[str, CorruptData] | None = None
+    listing: Listing, *, single: bool = False, invalid: dict[str, CorruptData] | None = None
 ) -> tuple[Stream, ...]:
     """Decode all streams with segments in a listing, in the order of their names.
 
-    Raises CorruptData if the labels of a stream contradict each other. If `unsound` is given, the stream is left out
-    instead, and its error is added to `unsound` by the stream's name.
+    Raises CorruptData if the labels of a stream contradict each other. If `invalid` is given, the stream is left out
+    instead, and its error is added to `invalid` by the stream's name.
     """
     found: dict[str, list[JournalInfo]] = {}
     for info in listing.journals:
@@ -326,9 +326,9 @@ def decode_all(
         try:
             streams.append(_stream(name, found[name], listing.header.etcd))
         except CorruptData as error:
-            if unsound is None:
+            if invalid is None:
                 raise
-            unsound[name] = error
+            invalid[name] = error
     return tuple(streams)
 
 

@@ -12,15 +12,15 @@ class Numbering:
     def __init__(self, *, stable: bool) -> None:
         self.last = 0
         self._stable = stable
-        self._numbers_itself: bool | None = None  # True if the user gives no sequences. The first write determines it.
+        self._is_automatic: bool | None = None  # True if the user gives no sequences. The first write determines it.
 
     def next(self, sequence: int | None) -> int:
         """Return the number of the next event or transaction, whose `sequence` is the user's. Raises InvalidInput."""
         if sequence is not None:
             self.check(sequence)
-        if self._numbers_itself is None:
-            self._numbers_itself = sequence is None
-        elif self._numbers_itself is not (sequence is None):
+        if self._is_automatic is None:
+            self._is_automatic = sequence is None
+        elif self._is_automatic is not (sequence is None):
             raise InvalidInput(
                 "either all events and transactions of a writer have a sequence, or none; give one always or never",
                 field="sequence",

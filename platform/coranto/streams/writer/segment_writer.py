@@ -34,7 +34,7 @@ from coranto.streams.model.registers import Registers
 from coranto.streams.model.stream import Segment
 from coranto.streams.writer.handshake import handshake
 from coranto.streams.writer.reconcile import Reconciler
-from coranto.streams.writer.sending import UNSETTLED, Sender
+from coranto.streams.writer.sending import UNKNOWN_OUTCOME, Sender
 from coranto.streams.writer.shared import Shared
 from coranto.streams.writer.units import WriteUnit
 
@@ -292,15 +292,15 @@ class SegmentWriter:
             raise NotAllowed(f"append to {self.segment.journal}")
         registers: Registers | None = None
         head = self._reconciler.end
-        if not any(isinstance(error, (*UNSETTLED, WrongAppendOffset)) for error in errors):
+        if not any(isinstance(error, (*UNKNOWN_OUTCOME, WrongAppendOffset)) for error in errors):
             last = next((error for error in reversed(errors) if isinstance(error, RegisterMismatch)), None)
             if last is not None and last.registers.labels:
                 registers = Registers.of(last.registers)
         error = first.error
-        if error is not None and not isinstance(error, (*UNSETTLED, WrongAppendOffset, RegisterMismatch)):
+        if error is not None and not isinstance(error, (*UNKNOWN_OUTCOME, WrongAppendOffset, RegisterMismatch)):
             raise error  # It was not applied, and retrying does not help.
         if registers is None:
-            if isinstance(error, UNSETTLED):
+            if isinstance(error, UNKNOWN_OUTCOME):
                 await self._pause(error)
             result = await self._shared.barrier(self.segment.journal)
             registers, head = Registers.of(result.registers), result.end

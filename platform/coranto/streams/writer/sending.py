@@ -20,7 +20,7 @@ from coranto.streams.writer.shared import Shared
 from coranto.streams.writer.units import Attempt, WriteUnit, plan
 from coranto.wire import protocol_pb2 as pb
 
-UNSETTLED: Final = (AppendOutcomeUnknown, CorruptData)
+UNKNOWN_OUTCOME: Final = (AppendOutcomeUnknown, CorruptData)
 """The errors after which an append may have been applied."""
 
 
@@ -164,7 +164,7 @@ class Sender:
             attempt.result = await append.commit(content)
         except CorantoError as error:
             attempt.error = error
-            attempt.doubtful |= isinstance(error, UNSETTLED)
+            attempt.doubtful |= isinstance(error, UNKNOWN_OUTCOME)
         except Exception as error:  # noqa: BLE001 - whatever it is, the append may have been applied
             attempt.error = AppendOutcomeUnknown(f"append to {journal}: {error!r}")
             attempt.doubtful = True

@@ -150,7 +150,7 @@ class BulkCommitter:
         missing = labels.label_selector(include=[(HELD_LABEL, "")], exclude=[(BATCH_REGISTER + writer, "")])
         with contextlib.suppress(RegisterMismatch):  # It has one.
             await self._decisions.record(
-                {"writer": writer}, check=missing, union={BATCH_REGISTER + writer: _NONE_YET}, again=True
+                {"writer": writer}, check=missing, union={BATCH_REGISTER + writer: _NONE_YET}, retry_unknown=True
             )
 
     async def commit(

@@ -155,7 +155,7 @@ async def take_turn(
     )
     try:
         union = {TURN_REGISTER + writer: turn}
-        await decisions.record({"turn": turn, "writer": writer}, check=check, union=union, again=True)
+        await decisions.record({"turn": turn, "writer": writer}, check=check, union=union, retry_unknown=True)
     except RegisterMismatch as error:
         return replace(known, turn=labels.value_of(error.registers, TURN_REGISTER + writer))
     return replace(known, turn=turn)

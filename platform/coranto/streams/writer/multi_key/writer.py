@@ -305,7 +305,7 @@ class MultiKeyWriter(Generic[E]):
                 before=before,
                 after=after,
                 extra=batch.line(),
-                again=True,
+                retry_unknown=True,
             )
         except RegisterMismatch as error:
             if is_decided(error.registers, batch, use.txn):
