@@ -21,16 +21,16 @@ from coranto.fragments.forks import Share, folders_of
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import StoreRegistry
 from coranto.recovery.copies import BROKER_SECONDS, GoodCopies
-from coranto.recovery.diagnosing import diagnosed
+from coranto.recovery.diagnosing import diagnose_all
 from coranto.recovery.fragment_steps import (
     ASIDE,
+    fragment_loss,
     fragment_of,
-    gone,
     restore,
     set_aside,
-    shared,
+    shared_remark,
     unreadable,
-    unserved,
+    unserved_loss,
 )
 from coranto.recovery.heads import LISTING_SECONDS
 from coranto.recovery.plan import Diagnosis, Loss, RecoveryStep, Remark, StepKind
@@ -69,7 +69,7 @@ class ContentDoctor:
 
     async def diagnose(self) -> Diagnosis:
         broken: set[str] = set()
-        return await diagnosed(lambda info: self._examine(info, broken), list(self._journals.values()))
+        return await diagnose_all(lambda info: self._examine(info, broken), list(self._journals.values()))
 
     async def _examine(self, info: JournalInfo, broken: set[str]) -> Diagnosis:
         """Diagnose one journal. Stores whose URLs are in `broken` are skipped; unusable stores are added to it."""
@@ -92,7 +92,7 @@ class ContentDoctor:
                 continue
             explained.append((each.fragment.begin, each.fragment.end))
             if each.fragment.journal != info.name:
-                remarks.append(shared(info, each))
+                remarks.append(shared_remark(info, each))
                 continue
             await self._find_copy(info, each, steps, losses, remarks)
         sound = [(each.fragment.begin, each.fragment.end) for each in found if each.status is AuditStatus.OK]
@@ -128,7 +128,7 @@ class ContentDoctor:
         """Look for a copy of a fragment that an audit remembers but brokers have forgotten."""
         owner = _owner(info, missed)
         if owner != info.name:
-            remarks.append(shared(info, FragmentAudit(replace(missed, journal=owner), AuditStatus.MISSING)))
+            remarks.append(shared_remark(info, FragmentAudit(replace(missed, journal=owner), AuditStatus.MISSING)))
         elif not overlaps((missed.begin, missed.end), sound):
             await self._find_copy(info, FragmentAudit(missed, AuditStatus.MISSING), steps, losses, remarks)
         else:
@@ -138,7 +138,7 @@ class ContentDoctor:
                     kept_at = source
                     break
             losses.append(
-                gone(
+                fragment_loss(
                     missed,
                     "the journal has other content at these offsets now, so no step can put it back"
                     + (f". {kept_at} still has it" if kept_at else ""),
@@ -177,7 +177,7 @@ class ContentDoctor:
                     text = f"a broker's own copy of {where} is damaged, and brokers repair it: {source} has it"
                     remarks.append(Remark(info.name, text))
                     return
-            losses.append(unserved(info, fragment))
+            losses.append(unserved_loss(info, fragment))
             return
         if found.status not in _DAMAGED:
             return  # `unreadable` reports it.
@@ -187,7 +187,9 @@ class ContentDoctor:
                 if target.backing_store:
                     steps.append(restore(target, source, missing=found.status is AuditStatus.MISSING))
                 else:
-                    losses.append(gone(target, f"its spec names no store to put it into. {source} has it", source))
+                    losses.append(
+                        fragment_loss(target, f"its spec names no store to put it into. {source} has it", source)
+                    )
                 return
         elsewhere = await self._is_elsewhere(info, fragment)
         if found.status is AuditStatus.CORRUPT:
@@ -197,7 +199,7 @@ class ContentDoctor:
         if elsewhere:
             return
         losses.append(
-            gone(
+            fragment_loss(
                 target,
                 "no store of the journal has a good file of it, and no broker has it in its cache, its spools or what "
                 f"it set aside. A file {fragment.content_path} in {target.backing_store or 'a store'}, whose content "

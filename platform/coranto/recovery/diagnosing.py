@@ -11,7 +11,7 @@ from coranto.recovery.plan import Diagnosis
 from coranto.wire import protocol_pb2 as pb
 
 
-async def diagnosed(
+async def diagnose_all(
     examine: Callable[[JournalInfo], Awaitable[Diagnosis]], journals: Sequence[JournalInfo]
 ) -> Diagnosis:
     """Return the diagnoses of journals as one, in the order of the journals. Raises the errors of `examine`.

@@ -24,7 +24,7 @@ def set_aside(fragment: Fragment, why: str, loses: str = "", *, stray: bool = Fa
     return replace(step, loses=loses, facts={**step.facts, "stray": stray})
 
 
-def shared(info: JournalInfo, found: FragmentAudit) -> Remark:
+def shared_remark(info: JournalInfo, found: FragmentAudit) -> Remark:
     fragment = found.fragment
     return Remark(
         info.name,
@@ -33,7 +33,7 @@ def shared(info: JournalInfo, found: FragmentAudit) -> Remark:
     )
 
 
-def unserved(info: JournalInfo, fragment: Fragment) -> Loss:
+def unserved_loss(info: JournalInfo, fragment: Fragment) -> Loss:
     store = next(iter(info.spec.fragment.stores), "a fragment store of the journal")
     return Loss(
         info.name,
@@ -50,7 +50,7 @@ def unserved(info: JournalInfo, fragment: Fragment) -> Loss:
     )
 
 
-def gone(fragment: Fragment, why: str, kept_at: str = "") -> Loss:
+def fragment_loss(fragment: Fragment, why: str, kept_at: str = "") -> Loss:
     """Return the loss of a fragment's content. `kept_at` is the place that still has it, if any."""
     return Loss(
         fragment.journal,

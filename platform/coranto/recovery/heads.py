@@ -8,7 +8,7 @@ from typing import Final
 
 from coranto.client import JournalClient, JournalInfo, Suspend
 from coranto.errors import CorantoError, IndexHasGreaterOffset, JournalSuspended, NotAllowed, WrongAppendOffset
-from coranto.recovery.diagnosing import diagnosed
+from coranto.recovery.diagnosing import diagnose_all
 from coranto.recovery.plan import Diagnosis, RecoveryStep, Remark, StepKind
 
 _ATTEMPTS: Final = 5
@@ -47,7 +47,7 @@ class HeadDoctor:
         self._journals = journals
 
     async def diagnose(self) -> Diagnosis:
-        return await diagnosed(self._diagnose, self._journals)
+        return await diagnose_all(self._diagnose, self._journals)
 
     async def _diagnose(self, info: JournalInfo) -> Diagnosis:
         name = info.name

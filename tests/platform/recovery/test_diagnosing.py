@@ -6,7 +6,7 @@ import asyncio
 
 from coranto.client import JournalInfo
 from coranto.recovery import Diagnosis, Remark
-from coranto.recovery.diagnosing import diagnosed
+from coranto.recovery.diagnosing import diagnose_all
 from coranto.wire import protocol_pb2 as pb
 
 
@@ -22,5 +22,5 @@ async def test_a_waiting_journal_does_not_delay_others_and_the_order_is_kept() -
 
     journals = [JournalInfo(pb.JournalSpec(name=name), 1, 1, pb.Route()) for name in ("a", "b")]
     async with asyncio.timeout(60):
-        found = await diagnosed(examine, journals)
+        found = await diagnose_all(examine, journals)
     assert [each.subject for each in found.remarks] == ["a", "b"]
