@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
-from coranto.transport.calls import ended_with
+from coranto.transport.calls import rpc_error
 
 MAX_SECONDS: Final = 5.0
 """The longest wait for a peer's status, which is in transit when sending fails."""
@@ -50,7 +50,7 @@ class PeerStatus:
             return
         details = _value_of(call.details())
         if (code, details) != _OF_GRPC:
-            self._status = ended_with(code, details)
+            self._status = rpc_error(code, details)
             if self._arrived is not None:
                 self._arrived.set()
 

@@ -98,13 +98,13 @@ class GrpcCall(Generic[MessageT]):
                 each(message)
             code = await self._call.code()
             if code is not grpc.StatusCode.OK:
-                status = ended_with(code, await self._call.details())
+                status = rpc_error(code, await self._call.details())
         except grpc.aio.AioRpcError as error:
             status = error
         except asyncio.InvalidStateError as error:
-            status = ended_with(grpc.StatusCode.UNAVAILABLE, str(error))
+            status = rpc_error(grpc.StatusCode.UNAVAILABLE, str(error))
         except asyncio.CancelledError:
-            status = ended_with(grpc.StatusCode.CANCELLED, "the call was cancelled")
+            status = rpc_error(grpc.StatusCode.CANCELLED, "the call was cancelled")
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
@@ -212,7 +212,7 @@ class FrameCall(Generic[MessageT]):
         except DecodeError:
             pass
         problem = f"the broker sent an invalid frame of kind {frame.kind}"
-        self._ended = ended_with(grpc.StatusCode.INTERNAL, problem)
+        self._ended = rpc_error(grpc.StatusCode.INTERNAL, problem)
         self._connection.abort(problem)
         raise self._ended
 
@@ -231,7 +231,7 @@ class FrameCall(Generic[MessageT]):
     def _end(self, end: FrameEnd) -> Any:
         self._connection.abort("the call has ended")
         if end.code:
-            self._ended = ended_with(_CODES.get(end.code, grpc.StatusCode.UNKNOWN), end.details)
+            self._ended = rpc_error(_CODES.get(end.code, grpc.StatusCode.UNKNOWN), end.details)
             raise self._ended
         self._over = True
         return grpc.aio.EOF
@@ -242,7 +242,7 @@ class FrameCall(Generic[MessageT]):
             return self._ended
         problem = self._connection.problem or "the call has ended"
         self._connection.abort(problem)
-        return ended_with(grpc.StatusCode.UNAVAILABLE, problem)
+        return rpc_error(grpc.StatusCode.UNAVAILABLE, problem)
 
 
 class FrameDialer:
@@ -289,9 +289,9 @@ class FrameDialer:
             if connection is not None:
                 connection.abort("there was no answer")
             reason = f"no answer within {CONNECT_SECONDS:.0f} s"
-            raise ended_with(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {reason}") from None
+            raise rpc_error(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {reason}") from None
         except (OSError, ValueError, OverflowError, InvalidInput) as error:  # Also raised for an invalid port or host.
-            raise ended_with(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {error}") from error
+            raise rpc_error(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {error}") from error
         except asyncio.CancelledError:
             if connection is not None:
                 connection.abort("the call was cancelled")
@@ -321,6 +321,6 @@ async def connect_by_tcp(protocol: asyncio.Protocol, host: str, port: int, tls: 
     await asyncio.get_running_loop().create_connection(lambda: protocol, host, port, ssl=tls)
 
 
-def ended_with(code: grpc.StatusCode, details: str | None) -> grpc.aio.AioRpcError:
+def rpc_error(code: grpc.StatusCode, details: str | None) -> grpc.aio.AioRpcError:
     """Return the error of a call that ended with a status, as gRPC raises it."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)

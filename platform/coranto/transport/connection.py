@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from coranto.transport.frames import PREFACE, Frame, FrameDecoder, FrameError, FrameKind, encoded
+from coranto.transport.frames import PREFACE, Frame, FrameDecoder, FrameError, FrameKind, encode_frame
 from coranto.wire.frames_pb2 import FrameEnd
 
 OPENING_BYTES: Final = 1 << 16
@@ -254,7 +254,7 @@ class FrameConnection(asyncio.Protocol):
 
     def _send(self, kind: FrameKind, payload: bytes) -> None:
         assert self._transport is not None
-        for piece in encoded(kind, payload):
+        for piece in encode_frame(kind, payload):
             self._transport.write(piece)
 
     def _break(self, problem: str) -> None:

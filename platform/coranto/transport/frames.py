@@ -41,7 +41,7 @@ class Frame(NamedTuple):
     payload: bytes
 
 
-def encoded(kind: FrameKind, payload: bytes) -> tuple[bytes, ...]:
+def encode_frame(kind: FrameKind, payload: bytes) -> tuple[bytes, ...]:
     """Return a frame as one piece if it is small, otherwise as a header and the payload."""
     header = _HEADER.pack(len(payload), kind)
     return (header + payload,) if len(payload) < _SEPARATE_BYTES else (header, payload)

@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from coranto.client import JournalClient
-from coranto.transport.frames import PREFACE, FrameKind, encoded
+from coranto.transport.frames import PREFACE, FrameKind, encode_frame
 from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendBatch, StreamedAppend
@@ -65,8 +65,8 @@ class Flood:
             loop = asyncio.get_running_loop()
             await loop.sock_connect(own, ("127.0.0.1", port.port))
             opening = FrameOpening(method="AppendStream", key=port.key).SerializeToString()
-            await loop.sock_sendall(own, PREFACE + b"".join(encoded(FrameKind.OPENING, opening)))
-            opened = PREFACE + b"".join(encoded(FrameKind.OPENED, b""))
+            await loop.sock_sendall(own, PREFACE + b"".join(encode_frame(FrameKind.OPENING, opening)))
+            opened = PREFACE + b"".join(encode_frame(FrameKind.OPENED, b""))
             received = b""
             while len(received) < len(opened):
                 received += await loop.sock_recv(own, len(opened) - len(received))
@@ -74,7 +74,7 @@ class Flood:
             with contextlib.suppress(OSError):
                 while True:
                     message = batch.SerializeToString()
-                    await loop.sock_sendall(own, b"".join(encoded(FrameKind.MESSAGE, message)))
+                    await loop.sock_sendall(own, b"".join(encode_frame(FrameKind.MESSAGE, message)))
                     batch = self.batch()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from coranto.transport.calls import ended_with
+from coranto.transport.calls import rpc_error
 from coranto.wire.frames_pb2 import FramePort
 from coranto_broker.replication import ready_calls
 from coranto_broker.replication.ready_calls import ReadyCalls
@@ -38,7 +38,7 @@ class Dialer:
         self.tries += 1
         await asyncio.sleep(0)
         if self.refuses:
-            raise ended_with(grpc.StatusCode.UNAVAILABLE, "no answer within 5 s")
+            raise rpc_error(grpc.StatusCode.UNAVAILABLE, "no answer within 5 s")
         self.calls.append(Call())
         return self.calls[-1]
 

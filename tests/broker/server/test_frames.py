@@ -23,7 +23,7 @@ from coranto.effects import SystemClock
 from coranto.errors import AppendOutcomeUnknown, ClusterError, CorantoError, InvalidInput, Unavailable
 from coranto.security.tokens import Capability, Claims, Keys, sign
 from coranto.transport.calls import FrameDialer
-from coranto.transport.frames import PREFACE, FrameKind, encoded
+from coranto.transport.frames import PREFACE, FrameKind, encode_frame
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch, StreamedAppend
 from coranto.wire.frames_pb2 import FrameEnd, FrameOpening, FramePort
@@ -258,7 +258,7 @@ class Hostile:
     async def open(self, introduced: bytes) -> None:
         """Open a call, and wait until the broker has accepted it."""
         self.writer.write(introduced)
-        opened = PREFACE + b"".join(encoded(FrameKind.OPENED, b""))
+        opened = PREFACE + b"".join(encode_frame(FrameKind.OPENED, b""))
         self.received = await self.reader.readexactly(len(opened))
         assert self.received == opened
 
@@ -286,7 +286,7 @@ async def test_a_hostile_client_is_refused_and_holds_nothing(
     process, _ = broker
     port = port_of(process)
     opening = FrameOpening(method="AppendStream", key=port.key).SerializeToString()
-    introduced = PREFACE + b"".join(encoded(FrameKind.OPENING, opening))
+    introduced = PREFACE + b"".join(encode_frame(FrameKind.OPENING, opening))
     batch = AppendBatch().SerializeToString()
     appends = AppendBatch(appends=[StreamedAppend(id=1)] * 2).SerializeToString()
     monkeypatch.setattr(of_frames, "LINGER_SECONDS", 0.2)
@@ -396,7 +396,7 @@ async def test_clients_that_append_cannot_exhaust_the_limits_of_replication(
     async def opened(method: str) -> Hostile:
         hostile = await Hostile.connect(port.port)
         opening = FrameOpening(method=method, key=port.key).SerializeToString()
-        await hostile.open(PREFACE + b"".join(encoded(FrameKind.OPENING, opening)))
+        await hostile.open(PREFACE + b"".join(encode_frame(FrameKind.OPENING, opening)))
         return hostile
 
     try:

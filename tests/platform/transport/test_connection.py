@@ -16,7 +16,7 @@ from coranto.transport.connection import (
     FrameConnection,
     FrameFault,
 )
-from coranto.transport.frames import PREFACE, Frame, FrameKind, encoded
+from coranto.transport.frames import PREFACE, Frame, FrameKind, encode_frame
 from coranto.wire.frames_pb2 import FrameEnd
 
 LIMIT = 1 << 20
@@ -76,7 +76,7 @@ async def test_a_slow_reader_stops_the_writer_and_gets_all_frames() -> None:
 async def test_unread_empty_frames_are_bounded() -> None:
     async with connected() as (client, server, _):
         assert client._transport is not None
-        frame = b"".join(encoded(FrameKind.MESSAGE, b""))
+        frame = b"".join(encode_frame(FrameKind.MESSAGE, b""))
         client._transport.write(frame * 2_000_000)  # 10 MB
         await eventually(lambda: server._reading_paused)
         await asyncio.sleep(0.05)
@@ -176,7 +176,7 @@ def made() -> tuple[FrameConnection, Sent]:
 
 
 def bytes_of(kind: FrameKind, payload: bytes = b"") -> bytes:
-    return b"".join(encoded(kind, payload))
+    return b"".join(encode_frame(kind, payload))
 
 
 @pytest.mark.parametrize("kind", [FrameKind.PING, FrameKind.PONG, FrameKind.MESSAGE, FrameKind.OPENING])

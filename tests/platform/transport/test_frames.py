@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coranto.transport.frames import PREFACE, Frame, FrameDecoder, FrameError, FrameKind, encoded
+from coranto.transport.frames import PREFACE, Frame, FrameDecoder, FrameError, FrameKind, encode_frame
 
 FRAMES = st.lists(st.tuples(st.sampled_from(FrameKind), st.binary(max_size=300)), max_size=6)
 LIMIT = 300
 
 
 def bytes_of(frames: list[tuple[FrameKind, bytes]]) -> bytes:
-    return PREFACE + b"".join(b"".join(encoded(kind, payload)) for kind, payload in frames)
+    return PREFACE + b"".join(b"".join(encode_frame(kind, payload)) for kind, payload in frames)
 
 
 def feed_in_pieces(decoder: FrameDecoder, data: bytes, piece: int) -> list[Frame]:
@@ -67,11 +67,11 @@ def test_a_client_of_another_version_gets_both_versions(piece: int) -> None:
 
 def test_a_length_beyond_the_limit_is_refused_before_the_payload() -> None:
     decoder = FrameDecoder(LIMIT)
-    assert decoder.feed(PREFACE + b"".join(encoded(FrameKind.MESSAGE, b"x" * LIMIT))) == [
+    assert decoder.feed(PREFACE + b"".join(encode_frame(FrameKind.MESSAGE, b"x" * LIMIT))) == [
         (FrameKind.MESSAGE, b"x" * LIMIT)
     ]
     with pytest.raises(FrameError, match="301 bytes is longer than the 300"):
-        decoder.feed(b"".join(encoded(FrameKind.MESSAGE, b"x" * (LIMIT + 1)))[:5])
+        decoder.feed(b"".join(encode_frame(FrameKind.MESSAGE, b"x" * (LIMIT + 1)))[:5])
     decoder = FrameDecoder(LIMIT)
     with pytest.raises(FrameError, match="4294967295 bytes"):
         decoder.feed(PREFACE + b"\xff" * 5)
@@ -79,4 +79,4 @@ def test_a_length_beyond_the_limit_is_refused_before_the_payload() -> None:
 
 def test_a_large_payload_is_not_copied_into_its_frame() -> None:
     payload = b"x" * (1 << 20)
-    assert encoded(FrameKind.MESSAGE, payload)[1] is payload
+    assert encode_frame(FrameKind.MESSAGE, payload)[1] is payload

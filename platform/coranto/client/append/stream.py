@@ -19,7 +19,7 @@ import grpc.aio
 
 from coranto.client.call_ends import CALL_ENDED
 from coranto.security.call_tokens import Metadata
-from coranto.transport.calls import MessageCall, ended_with
+from coranto.transport.calls import MessageCall, rpc_error
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch, StreamedAppend
 
@@ -113,7 +113,7 @@ class AppendStream:
         answer = await done
         if answer.code:
             code = _CODES.get(answer.code, grpc.StatusCode.UNKNOWN)
-            raise ended_with(code, answer.error)
+            raise rpc_error(code, answer.error)
         return answer.response
 
     async def is_idle_within(self, seconds: float) -> bool:

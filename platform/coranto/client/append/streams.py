@@ -19,7 +19,7 @@ from coranto.client.append.stream import AppendStream
 from coranto.client.call_ends import CALL_ENDED
 from coranto.client.peer_status import PeerStatus
 from coranto.security.call_tokens import Metadata
-from coranto.transport.calls import CONNECT_SECONDS, FrameDialer, GrpcCall, ended_with
+from coranto.transport.calls import CONNECT_SECONDS, FrameDialer, GrpcCall, rpc_error
 from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch
 from coranto.wire.frames_pb2 import FramePort
@@ -102,7 +102,7 @@ class AppendStreams:
             first = await call.read()
         except CALL_ENDED as error:
             # Only the call's own status is reliable.
-            refused = await ending.error_of(ended_with(await call.code(), await call.details()))
+            refused = await ending.error_of(rpc_error(await call.code(), await call.details()))
             if refused.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise refused from error
             self._lacking_until = _now() + LACKING_SECONDS
@@ -171,7 +171,7 @@ def _require_served(call: Any, first: Any) -> None:
     """Check the first answer of a stream. Raises AioRpcError if the broker accepts no appends."""
     if first is grpc.aio.EOF or first.closing:
         call.cancel()
-        raise ended_with(grpc.StatusCode.UNAVAILABLE, "the broker is about to exit, and accepts no more appends")
+        raise rpc_error(grpc.StatusCode.UNAVAILABLE, "the broker is about to exit, and accepts no more appends")
 
 
 def _now() -> float:

@@ -21,7 +21,7 @@ import grpc.aio
 
 from coranto.testing.sim.network import Endpoints, Lane, Network
 from coranto.testing.sim.timeline import Process, Timeline, current_process
-from coranto.transport.calls import ended_with
+from coranto.transport.calls import rpc_error
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import heads_pb2 as heads
@@ -459,7 +459,7 @@ class SimCall:
         if self._cancelled_here:
             raise asyncio.CancelledError
         if code is not grpc.StatusCode.OK:
-            raise ended_with(code, details)
+            raise rpc_error(code, details)
 
 
 class _ServerEnd:

@@ -11,7 +11,7 @@ import pytest
 from coranto.client.append import streams as append_streams
 from coranto.client.append.stream import AppendStream
 from coranto.client.append.streams import AppendStreams
-from coranto.transport.calls import GrpcCall, ended_with
+from coranto.transport.calls import GrpcCall, rpc_error
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch
 from coranto.wire.frames_pb2 import FramePort
@@ -45,7 +45,7 @@ class FakeCall:
         self._answers.put_nowait(AppendAnswers(answers=[AppendAnswer(id=each, response=b"done") for each in ids]))
 
     def breaks(self) -> None:
-        self._answers.put_nowait(ended_with(grpc.StatusCode.UNAVAILABLE, "broken"))
+        self._answers.put_nowait(rpc_error(grpc.StatusCode.UNAVAILABLE, "broken"))
 
     def add_done_callback(self, _: object) -> None:
         return
@@ -165,7 +165,7 @@ async def test_slow_answers_delay_the_move_to_frames(world: World, monkeypatch: 
 async def test_unreachable_frames_are_logged_once_and_lose_no_append(
     world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.refusal = ended_with(grpc.StatusCode.UNAVAILABLE, "no connection within 5 s")
+    world.refusal = rpc_error(grpc.StatusCode.UNAVAILABLE, "no connection within 5 s")
     for number in range(1, 6):
         if number > 3:
             monkeypatch.setattr(world.streams, "_frames_at", 0.0)  # Simulates that time has passed.
