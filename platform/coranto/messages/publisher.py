@@ -66,7 +66,7 @@ class SyncPublisher(Generic[M]):
         """
         with self._lock:
             name = journal if isinstance(journal, str) else journal(message)
-            self._builder.outside(name, message)
+            self._builder.add_outside(name, message)
             uuid = self._builder.last_uuid
             self._append_full(name)
             return uuid
@@ -233,7 +233,7 @@ class Publisher(Generic[M]):
         cannot be written. Several tasks may publish concurrently. After a cancellation the message stays queued.
         """
         name = journal if isinstance(journal, str) else journal(message)
-        self._builder.outside(name, message)
+        self._builder.add_outside(name, message)
         uuid = self._builder.last_uuid
         await self._append_full(name)
         return uuid

@@ -105,7 +105,7 @@ class TransactionBuilder(Generic[M]):
         lane.in_transaction = True
         return len(lane.queue[-1])
 
-    def outside(self, journal: str, message: M) -> int:
+    def add_outside(self, journal: str, message: M) -> int:
         """Queue a message that is committed as soon as it is appended. Returns its size in bytes.
 
         Raises InvalidInput as `add` does, and also when the open transaction has messages for the same journal, because
@@ -122,7 +122,7 @@ class TransactionBuilder(Generic[M]):
         """Queue the rows of an Arrow record batch as messages, in the open transaction or outside of it (see `flags`).
 
         They are queued in pieces of at most `max_bytes`. The columns come from `columnar_json.table_of`. Raises
-        InvalidInput as `add` and `outside` do, and for a framing other than JSON lines; then no row is queued.
+        InvalidInput as `add` and `add_outside` do, and for a framing other than JSON lines; then no row is queued.
         """
         from coranto.messages.columnar_json import line_pieces, stamped_rows
 

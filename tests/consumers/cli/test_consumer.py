@@ -309,7 +309,7 @@ async def test_recovery_logs_are_recovered_and_pruned(cluster, environment, monk
         numbers = journal("local/part-000", JSON_LINES)
         await client.apply([pb.ApplyRequest.Change(upsert=spec) for spec in (log, numbers)])
         builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
-        builder.outside("local/part-000", {"n": 123_456})
+        builder.add_outside("local/part-000", {"n": 123_456})
         ((_, content),) = builder.take_batches(1 << 20)
         head = (await client.append("local/part-000", content)).end
         async with ConsumerProcess(settings, load_application("local:Local"), client) as process:
@@ -381,7 +381,7 @@ async def test_a_shard_with_a_recovery_log_continues_as_its_error_says(
 
     def lines(*numbers: int) -> bytes:
         for number in numbers:
-            builder.outside(source, {"n": number})
+            builder.add_outside(source, {"n": number})
         ((_, content),) = builder.take_batches(1 << 20)
         return bytes(content)
 

@@ -797,7 +797,7 @@ async def test_a_producer_with_a_fast_clock_loses_no_message_of_others(journals,
     day = 25 * 3600 * 10**9
     ahead = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(lambda: time.time_ns() + day), JsonLines())
     right, repeating = journals.producer(), journals.producer()
-    repeating.outside("in/one", {"key": "b", "n": 10})
+    repeating.add_outside("in/one", {"key": "b", "n": 10})
     ((_, repeated),) = repeating.take_batches(1 << 20)
     await journals.fake.write("in/one", repeated)
     right.add("in/one", {"key": "a", "n": 1})

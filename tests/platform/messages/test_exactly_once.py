@@ -179,7 +179,7 @@ def test_a_rollback_after_one_that_reached_no_journal_resets_no_clocks() -> None
             content = b""
             for number in range(dropped + 1):
                 if outside and not number:
-                    builder.outside("a", {})
+                    builder.add_outside("a", {})
                 builder.add("a", {})
                 if number == dropped:
                     content += builder.take("a", 1 << 20)

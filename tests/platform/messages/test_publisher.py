@@ -121,11 +121,11 @@ def test_an_empty_transaction_has_no_intents() -> None:
 
 def test_publishing_outside_a_transaction_is_refused_within_one() -> None:
     builder = make_builder()
-    builder.outside("a", {"n": 1})
+    builder.add_outside("a", {"n": 1})
     builder.add("b", {"n": 1})
-    builder.outside("a", {"n": 2})
+    builder.add_outside("a", {"n": 2})
     with pytest.raises(InvalidInput, match="a transaction has messages for b"):
-        builder.outside("b", {"n": 2})
+        builder.add_outside("b", {"n": 2})
     assert [flag for _, batch in builder.take_batches(1000) for flag in flags_of(batch)] == [OUTSIDE, OUTSIDE, CONTINUE]
 
 
@@ -160,7 +160,7 @@ def test_rollback_uses_the_last_acknowledged_clock_or_the_first_one_minus_one() 
     assert clocks_of(builder.rollback_intents()["a"]) == acked
     builder.finish()
 
-    builder.outside("a", {"n": 4})
+    builder.add_outside("a", {"n": 4})
     outside = clocks_of(builder.take("a", 1000))
     builder.add("a", {"n": 5})
     builder.take_batches(1000)
@@ -170,7 +170,7 @@ def test_rollback_uses_the_last_acknowledged_clock_or_the_first_one_minus_one() 
 
 def test_rollback_keeps_messages_outside_the_transaction() -> None:
     builder = make_builder()
-    builder.outside("a", {"n": 1})
+    builder.add_outside("a", {"n": 1})
     builder.add("b", {"n": 2})
     builder.rollback_intents()
     builder.finish()

@@ -369,7 +369,7 @@ def test_corrupt_content_is_named_by_journal_and_offset(broker):
 def test_text_that_is_not_utf8_can_only_be_read_as_bytes(spark, broker):
     broker.create(ONE)
     builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
-    builder.outside(ONE, {"text": "x"})
+    builder.add_outside(ONE, {"text": "x"})
     broker.write(ONE, builder.take(ONE, 1000).replace(b'"x"', b'"\xff"'))
 
     with pytest.raises(CorruptMessage, match="offset 0: not UTF-8"):
