@@ -175,18 +175,18 @@ def test_blindly_repeated_appends_are_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_keys_that_move_to_a_successor_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def unblocked(*_: Any) -> None:
+    async def wait_for_predecessors(*_: Any) -> None:
         """Do not wait."""
 
-    def route(self: Routing, place: int) -> SegmentWriter:
+    def route(self: Routing, key_hash: int) -> SegmentWriter:
         superseded, self._superseded = self._superseded, []
         try:
-            return right(self, place)
+            return right(self, key_hash)
         finally:
             self._superseded = superseded
 
     right = Routing.route
-    monkeypatch.setattr(Routing, "unblocked", unblocked)
+    monkeypatch.setattr(Routing, "wait_for_predecessors", wait_for_predecessors)
     monkeypatch.setattr(Routing, "route", route)
     assert caught("reordered", first=40, **HARD | {"scale_seconds": 0.3, "harm": 0.2})
 
@@ -194,7 +194,7 @@ def test_keys_that_move_to_a_successor_too_early_are_caught(monkeypatch: pytest.
 def test_sequences_applied_above_a_gap_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     options = HARD | {"harm": 0.6, "stable": 2, "scale_seconds": 0.7, "faults": ("pause",)}
     assert not caught("lost", seeds=16, **options)
-    monkeypatch.setattr(Gaps, "before", lambda *_: None)
+    monkeypatch.setattr(Gaps, "first_before", lambda *_: None)
     assert caught("lost", **options)
 
 

@@ -256,9 +256,9 @@ def remembered_producers(transactions: int, *, at_once: int) -> list[int]:
                 while sequencer.step() is not None:
                     pass
                 offset += 100
-        pool.recorded(pool.to_record())  # With the decision on the last of these transactions.
+        pool.free(pool.take_ended())  # With the decision on the last of these transactions.
         for use in uses:
-            pool.ended(use)
+            pool.add_ended(use)
         if begin // at_once % max(1, transactions // at_once // 10) == 1:
             found.append(len(sequencer.checkpoint()["a"].seen_producers))
     return found

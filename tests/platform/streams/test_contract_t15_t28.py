@@ -219,7 +219,7 @@ async def test_t19_empty_transactions_make_no_append_and_invalid_ones_are_refuse
         await write(writer, "key", {"n": 0})
         calls = len(world.wire.appends)
         result = await write(writer, "key")
-        assert result == CommitResult("", -1, -1, -1, writer.place("key"), -1, -1)
+        assert result == CommitResult("", -1, -1, -1, writer.key_hash("key"), -1, -1)
         assert await writer.write_events("key", []) == result
         async with writer.transaction("key") as txn:
             with pytest.raises(InvalidInput, match="JSON object"):
@@ -662,7 +662,7 @@ async def count_all_ends(world: StreamWorld, virtual_clock: VirtualClock) -> Non
     assert [line["outcome"] for line in logged] == ["deduplicated", "aborted", "timed_out", "failed", "empty"]
     assert {line["writer"] for line in logged} == {"w"}
     assert [line["sequence"] for line in logged] == [0, 1, 1, 1, 1]
-    assert {line["key_hash"] for line in logged} == {f"{writer.place('key'):013x}"}
+    assert {line["key_hash"] for line in logged} == {f"{writer.key_hash('key'):013x}"}
     assert "payload" not in str(lines)
 
 

@@ -47,7 +47,7 @@ from coranto.streams.control.applying import apply_changes, try_changes
 from coranto.streams.control.decisions import Decisions
 from coranto.streams.control.scaling import MAX_CHANGES, Change, ScalingPolicy, format_policy, transition
 from coranto.streams.control.segment_ends import end_of, final_offset
-from coranto.streams.control.segment_specs import changed, owner_of, part_spec, touch_change, without_retention
+from coranto.streams.control.segment_specs import owner_of, part_spec, segment_change, touch_change, without_retention
 from coranto.streams.control.transaction_ends import drop_undecided, open_lanes
 from coranto.streams.control.truncating import batched, check_cut, truncation
 from coranto.streams.control.view import StreamView, not_found, view_of
@@ -278,7 +278,7 @@ class Streams:
         """
         view = await view_of(self._client, name)
         planned = transition(view.stream, changes)
-        sealed = [changed(view.of(each), replace(each, sealing=True), name) for each in planned.predecessors]
+        sealed = [segment_change(view.of(each), replace(each, sealing=True), name) for each in planned.predecessors]
         created = [
             pb.ApplyRequest.Change(upsert=spec_of(name, each, _parent(view, each)), expect_mod_revision=0)
             for each in planned.successors
@@ -296,7 +296,7 @@ class Streams:
             if not active:
                 return await self.resume(name)
             ended = [replace(each, sealing=True, end_of_stream=True) for each in active]
-            changes = [changed(view.of(each), each, name) for each in ended]
+            changes = [segment_change(view.of(each), each, name) for each in ended]
             await self._carry_out(view, changes, view.stream.epoch)
 
     async def _carry_out(self, view: StreamView, changes: Sequence[pb.ApplyRequest.Change], epoch: int) -> Stream:
@@ -424,7 +424,7 @@ class Streams:
                     return replace(segment, sealed_at=await final_offset(self._client, segment.journal, revision))
 
             found = await asyncio.gather(*(ended(each, view.stream.revision) for each in unfinished))
-            await try_changes(self._client, [changed(view.of(each), each, name) for each in found])
+            await try_changes(self._client, [segment_change(view.of(each), each, name) for each in found])
         raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times during this call; try again")
 
     # -- Truncating ------------------------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ class Streams:
             or [pb.ApplyRequest.Change(delete=each.journal, expect_mod_revision=each.mod_revision)]
             for each in deleted
         ]
-        groups += [[changed(view.of(stream.segments[each.number]), each, name)] for each in later]
+        groups += [[segment_change(view.of(stream.segments[each.number]), each, name)] for each in later]
         for batch in batched(groups, MAX_CHANGES):
             if await apply_changes(self._client, batch, self._clock) is None:
                 raise StreamChanged(f"another process changed stream {name}; check it, and truncate it again")

@@ -46,7 +46,7 @@ def without_retention(spec: pb.JournalSpec) -> pb.JournalSpec:
     return spec
 
 
-def changed(info: JournalInfo, segment: Segment, stream: str) -> pb.ApplyRequest.Change:
+def segment_change(info: JournalInfo, segment: Segment, stream: str) -> pb.ApplyRequest.Change:
     """Return the change that makes a segment's spec match `segment`."""
     return pb.ApplyRequest.Change(upsert=spec_of(stream, segment, info.spec), expect_mod_revision=info.mod_revision)
 

@@ -18,7 +18,7 @@ _FEW_BLOCKS: Final = 16
 
 
 def key_hashes(keys: Any) -> UInt64s:
-    """Return the place of each key in an Arrow string array without nulls."""
+    """Return the hash of each key in an Arrow string array without nulls."""
     import pyarrow as pa
 
     values = keys.cast(pa.binary())
@@ -26,7 +26,7 @@ def key_hashes(keys: Any) -> UInt64s:
 
 
 def text_hashes(keys: Sequence[str]) -> UInt64s:
-    """Return the place of each key."""
+    """Return the hash of each key."""
     encoded = [key.encode("utf-8", "surrogatepass") for key in keys]
     ends = np.zeros(len(keys) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, encoded), np.int64, len(keys)), out=ends[1:])
@@ -34,7 +34,7 @@ def text_hashes(keys: Sequence[str]) -> UInt64s:
 
 
 def _hashes(characters: Bytes, ends: Int64s, key_at: Callable[[int], str]) -> UInt64s:
-    """Return the places of UTF-8 keys. `ends` is the begin of the first key, followed by the end of each key."""
+    """Return the hashes of UTF-8 keys. `ends` is the begin of the first key, followed by the end of each key."""
     lengths = np.diff(ends)
     others = _with_non_ascii(characters, ends) | (lengths >= _FEW_BLOCKS * _BLOCK)
     found: UInt64s = np.zeros(len(lengths), dtype=np.uint64)
@@ -56,7 +56,7 @@ def _with_non_ascii(characters: Bytes, ends: Int64s) -> NDArray[np.bool_]:
 
 
 def _hashed(characters: Bytes, begins: Int64s, lengths: Int64s, blocks: int) -> UInt64s:
-    """Return the places of ASCII keys that consist of `blocks` whole blocks and a partial block."""
+    """Return the hashes of ASCII keys that consist of `blocks` whole blocks and a partial block."""
     width = (blocks + 1) * _BLOCK
     at = np.arange(width)
     inside = at < lengths[:, None]

@@ -1,6 +1,6 @@
-"""Routing keys: the place of a key in the key space, and ranges of the key space.
+"""Routing keys: the hash of a key, which is its position in the key space, and ranges of the key space.
 
-The key space is the integers [0, 2**52). A key's place is computed as in Pravega: MurmurHash3 (x64, 128 bits) hashes
+The key space is the integers [0, 2**52). A key's hash is computed as in Pravega: MurmurHash3 (x64, 128 bits) hashes
 the key's UTF-16 code units in little-endian order; of the lower 64 bits of the hash, the upper 52 are kept. Divided by
 2**52, this is the fraction in [0, 1) that Pravega routes by, so both route the same keys the same way.
 """
@@ -28,7 +28,7 @@ _MANY_KEYS: Final = 200
 
 
 def key_hash(key: str) -> int:
-    """Return the key's place in [0, 2**52). Any text is a key, even empty text and text that is not valid Unicode."""
+    """Return the key's hash in [0, 2**52). Any text is a key, even empty text and text that is not valid Unicode."""
     data = key.encode("utf-16-le", "surrogatepass")
     size = len(data)
     h1 = h2 = SEED
@@ -50,7 +50,7 @@ def key_hash(key: str) -> int:
 
 
 def key_hashes(keys: Collection[str]) -> Mapping[str, int]:
-    """Return the places of keys, by key. Large sets are computed with numpy if it is installed."""
+    """Return the hashes of keys, by key. Large sets are computed with numpy if it is installed."""
     different = list(dict.fromkeys(keys))
     if len(different) >= _MANY_KEYS:
         with contextlib.suppress(ModuleNotFoundError):
@@ -83,7 +83,7 @@ def final_mix(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, order=True)
 class KeyRange:
-    """A non-empty range [begin, end) of places in the key space."""
+    """A non-empty range [begin, end) of hashes in the key space."""
 
     begin: int
     end: int
@@ -95,12 +95,12 @@ class KeyRange:
         if not 0 <= self.begin < self.end <= KEY_SPACE:
             raise InvalidInput(f"[{self.begin:#x}, {self.end:#x}) is not a range of keys within [0, {KEY_SPACE:#x})")
 
-    def __contains__(self, place: object) -> bool:
-        return isinstance(place, int) and self.begin <= place < self.end
+    def __contains__(self, key_hash: object) -> bool:
+        return isinstance(key_hash, int) and self.begin <= key_hash < self.end
 
-    def contains(self, place: int) -> bool:
-        """Return True if a key's place is in the range."""
-        return self.begin <= place < self.end
+    def contains(self, key_hash: int) -> bool:
+        """Return True if a key's hash is in the range."""
+        return self.begin <= key_hash < self.end
 
     def overlaps(self, other: KeyRange) -> bool:
         return self.begin < other.end and other.begin < self.end

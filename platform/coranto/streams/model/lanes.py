@@ -68,7 +68,7 @@ class LanePool:
     """Pool of one writer's lanes. A lane is reused only after its last transaction is recorded as ended.
 
     Until then, a process that recovers the stream may assume that the transaction has not ended. A lane whose
-    transaction is never passed to `ended`, such as after a failure, is not used again.
+    transaction is never passed to `add_ended`, such as after a failure, is not used again.
     """
 
     def __init__(self, new: Callable[[], ProducerId]) -> None:
@@ -80,16 +80,16 @@ class LanePool:
         """Return a lane for a transaction."""
         return self._free.popleft() if self._free else self._new()
 
-    def ended(self, *uses: LaneUse) -> None:
+    def add_ended(self, *uses: LaneUse) -> None:
         """Add transactions that have ended in all of their segments."""
         self._ended += uses
 
-    def to_record(self) -> list[LaneUse]:
-        """Remove and return the transactions to record as ended. Then call `recorded`, or `ended` after a failure."""
+    def take_ended(self) -> list[LaneUse]:
+        """Remove and return the transactions to record as ended. Then call `free`, or `add_ended` after a failure."""
         found, self._ended = self._ended, []
         return found
 
-    def recorded(self, uses: Iterable[LaneUse]) -> None:
+    def free(self, uses: Iterable[LaneUse]) -> None:
         """Free the lanes of transactions that are recorded as ended."""
         self._free.extend(each.producer for each in uses)
 

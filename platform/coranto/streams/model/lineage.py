@@ -23,8 +23,8 @@ class Floor:
     sequence: int
     clock: int
 
-    def covers(self, place: int) -> bool:
-        return self.segment.range.contains(place)
+    def covers(self, key_hash: int) -> bool:
+        return self.segment.range.contains(key_hash)
 
 
 @dataclass(slots=True)
@@ -37,9 +37,9 @@ class Lineage:
     floors: list[Floor] = field(default_factory=list)
     forgot: bool = False
 
-    def sequence_of(self, place: int) -> int:
-        """Return the last durable sequence for a place in the key space; -1 if there is none."""
-        return max((floor.sequence for floor in self.floors if floor.covers(place)), default=-1)
+    def sequence_of(self, key_hash: int) -> int:
+        """Return the last durable sequence for a key hash; -1 if there is none."""
+        return max((floor.sequence for floor in self.floors if floor.covers(key_hash)), default=-1)
 
     @property
     def clock(self) -> int:

@@ -204,11 +204,11 @@ class Stream:
         ends = (each for each in self.segments.values() if each.end_of_stream and not self.successors(each.number))
         return ordered((*self._active, *ends))
 
-    def segment_at(self, place: int) -> Segment | None:
-        """Return the active segment of a place in the key space; None if the stream is sealed."""
-        at = bisect_right(self._ends, place)
+    def segment_at(self, key_hash: int) -> Segment | None:
+        """Return the active segment of a key hash; None if the stream is sealed."""
+        at = bisect_right(self._ends, key_hash)
         found = self._active[at] if at < len(self._active) else None
-        return found if found is not None and found.range.contains(place) else None
+        return found if found is not None and found.range.contains(key_hash) else None
 
     def segment_of(self, key: str) -> Segment | None:
         """Return the active segment of a routing key; None if the stream is sealed."""

@@ -32,7 +32,7 @@ class WriterCounters:
         if result.deduplicated:
             metrics.deduplicated.inc()
             if unit.is_transaction:
-                self.ended("deduplicated", unit.place, unit.sequence)
+                self.ended("deduplicated", unit.key_hash, unit.sequence)
             else:
                 metrics.events.labels("deduplicated").inc()
             return
@@ -47,11 +47,11 @@ class WriterCounters:
         """Count an event or a transaction that failed."""
         outcome = "unknown" if error.outcome is Outcome.UNKNOWN else "failed"
         if unit.is_transaction:
-            self.ended(outcome, unit.place, unit.sequence, error)
+            self.ended(outcome, unit.key_hash, unit.sequence, error)
         else:
             self.metrics.events.labels(outcome).inc()
 
-    def ended(self, outcome: str, place: int, sequence: int | None, error: CorantoError | None = None) -> None:
+    def ended(self, outcome: str, key_hash: int, sequence: int | None, error: CorantoError | None = None) -> None:
         """Count and log a transaction that ended without a commit."""
         self.metrics.transactions.labels(outcome).inc()
         _log.log(
@@ -61,6 +61,6 @@ class WriterCounters:
             outcome=outcome,
             writer=self._writer,
             sequence=sequence,
-            key_hash=f"{place:0{KEY_BITS // 4}x}",
+            key_hash=f"{key_hash:0{KEY_BITS // 4}x}",
             **({} if error is None else {"error": type(error).__name__}),
         )

@@ -15,11 +15,11 @@ from coranto.streams.writer.units import WriteUnit
 
 
 class Gap(NamedTuple):
-    """A failed write. `order` and `place` are from its unit, and `error` is the cause."""
+    """A failed write. `order` and `key_hash` are from its unit, and `error` is the cause."""
 
     sequence: int
     order: int
-    place: int
+    key_hash: int
     error: CorantoError
 
 
@@ -31,12 +31,12 @@ class Gaps:
     def __init__(self) -> None:
         self._gaps: list[Gap] = []  # By sequence.
 
-    def failed(self, unit: WriteUnit, error: CorantoError) -> None:
+    def add(self, unit: WriteUnit, error: CorantoError) -> None:
         """Add a gap for a failed unit with a sequence from the user."""
         if unit.sequence is not None:
-            insort(self._gaps, Gap(unit.sequence, unit.order, unit.place, error), key=lambda gap: gap[:2])
+            insort(self._gaps, Gap(unit.sequence, unit.order, unit.key_hash, error), key=lambda gap: gap[:2])
 
-    def given(self, unit: WriteUnit) -> None:
+    def close(self, unit: WriteUnit) -> None:
         """Close the gaps that have the unit's sequence. The unit gets the order of the first failed write."""
         if not self._gaps or unit.sequence is None:
             return
@@ -46,11 +46,11 @@ class Gaps:
             unit.order = self._gaps[begin].order
             del self._gaps[begin:end]
 
-    def before(self, sequence: int, keys: KeyRange) -> Gap | None:
+    def first_before(self, sequence: int, keys: KeyRange) -> Gap | None:
         """Return the first gap below a sequence in a range of keys, if there is one."""
         for gap in self._gaps:
             if gap.sequence >= sequence:
                 break
-            if keys.contains(gap.place):
+            if keys.contains(gap.key_hash):
                 return gap
         return None

@@ -53,7 +53,7 @@ class OpenTransactions(Generic[E]):
         """Remove and count a transaction that was aborted or timed out."""
         self.remove(transaction)
         timed_out = transaction.raw_state is TransactionState.TIMED_OUT
-        self._counters.ended("timed_out" if timed_out else "aborted", transaction.place, transaction.sequence)
+        self._counters.ended("timed_out" if timed_out else "aborted", transaction.key_hash, transaction.sequence)
 
     async def close(self) -> None:
         """Abort all open transactions."""

@@ -36,7 +36,7 @@ class Reconciler:
     """The outcomes of a writer's appends to one segment; see the module."""
 
     def __init__(self, shared: Shared, segment: Segment, before: Callable[[int], Sequence[Segment]]) -> None:
-        """`before` returns the segments before this one for a place in the key space, the latest first."""
+        """`before` returns the segments before this one for a key hash, the latest first."""
         self.segment = segment
         self._before = before
         self._shared = shared
@@ -103,7 +103,7 @@ class Reconciler:
                 shared.succeed(unit, EventPosition(segment.number, segment.journal, begin, end))
             elif begin >= 0:
                 shared.succeed(
-                    unit, CommitResult(segment.journal, segment.number, begin, end, unit.place, revision, sequence)
+                    unit, CommitResult(segment.journal, segment.number, begin, end, unit.key_hash, revision, sequence)
                 )
             else:
                 shared.fail(unit, self._no_position(sequence))
@@ -124,7 +124,7 @@ class Reconciler:
         wanted = TransactionEnd(shared.identity.writer, unit.sequence)
         is_last = self.entry is not None and self.entry.sequence == unit.sequence
         hint = self.entry.hint if self.entry is not None and is_last else 0
-        for segment in (self.segment, *self._before(unit.place)):
+        for segment in (self.segment, *self._before(unit.key_hash)):
             begin = max(segment.begin, hint) if segment is self.segment else segment.begin
             within = range(begin, await self._end_of(segment))
             if not within:
@@ -139,7 +139,7 @@ class Reconciler:
                 shared.retry_timeout,
             )
             if found is not None:
-                result = CommitResult(segment.journal, segment.number, *found, unit.place, -1, unit.sequence, True)
+                result = CommitResult(segment.journal, segment.number, *found, unit.key_hash, -1, unit.sequence, True)
                 shared.succeed(unit, result)
                 return
         shared.fail(unit, self._no_position(unit.sequence))
@@ -313,6 +313,6 @@ class Reconciler:
             return self.queue.in_flight[-1].after.sequence
         return self.entry.sequence if self.entry is not None else -1
 
-    def durable_sequence(self, place: int) -> int:
+    def durable_sequence(self, key_hash: int) -> int:
         own = self.entry.sequence if self.entry is not None else -1
-        return max(own, self.lineage.sequence_of(place))
+        return max(own, self.lineage.sequence_of(key_hash))

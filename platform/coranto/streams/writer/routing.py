@@ -42,12 +42,12 @@ class Routing:
     def writers(self) -> list[SegmentWriter]:
         return list(self._live.values())
 
-    def route(self, place: int) -> SegmentWriter:
-        """Return the writer for a place in the key space. Raises StreamSealed."""
+    def route(self, key_hash: int) -> SegmentWriter:
+        """Return the writer for a key hash. Raises StreamSealed."""
         for writer in self._superseded:
-            if writer.segment.range.contains(place):
+            if writer.segment.range.contains(key_hash):
                 return writer
-        segment = self._stream.segment_at(place)
+        segment = self._stream.segment_at(key_hash)
         if segment is None:
             raise StreamSealed(f"stream {self._name} is sealed: it takes no more events. Write to another stream")
         if segment.number not in self._live:
@@ -79,7 +79,7 @@ class Routing:
 
     # -- For segment writers -------------------------------------------------------------------------------------------
 
-    async def unblocked(self, writer: SegmentWriter) -> None:
+    async def wait_for_predecessors(self, writer: SegmentWriter) -> None:
         while any(
             number < writer.segment.number and other.segment.range.overlaps(writer.segment.range)
             for number, other in self._live.items()
@@ -91,12 +91,12 @@ class Routing:
         label = self._shared.identity.label
         return await trace(self._stream, writer.segment, label, has_entry, self._registers_of)
 
-    def before(self, segment: Segment, place: int) -> Sequence[Segment]:
+    def earlier_segments(self, segment: Segment, key_hash: int) -> Sequence[Segment]:
         segments = self._stream.segments
         earlier = sorted(ancestors(graph_of(self._stream), [segment.number]) & segments.keys(), reverse=True)
-        return [segments[number] for number in earlier if segments[number].range.contains(place)]
+        return [segments[number] for number in earlier if segments[number].range.contains(key_hash)]
 
-    async def left(self, writer: SegmentWriter) -> Segment | None:
+    async def wait_until_sealing(self, writer: SegmentWriter) -> Segment | None:
         retry = Retry(self._shared.retry_timeout)
         while True:
             await self.refresh()
@@ -117,7 +117,7 @@ class Routing:
         adopted: dict[SegmentWriter, list[WriteUnit]] = {}
         for unit in units:
             try:
-                adopted.setdefault(self.route(unit.place), []).append(unit)
+                adopted.setdefault(self.route(unit.key_hash), []).append(unit)
             except CorantoError as error:
                 self._shared.fail(unit, error)
         for successor, theirs in adopted.items():

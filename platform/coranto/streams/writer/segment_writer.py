@@ -42,7 +42,7 @@ from coranto.streams.writer.units import WriteUnit
 class Router(Protocol):
     """The part of the stream writer that a segment writer needs."""
 
-    async def unblocked(self, writer: SegmentWriter) -> None:
+    async def wait_for_predecessors(self, writer: SegmentWriter) -> None:
         """Wait until the stream writer has left all segments before this writer's that it has written to."""
         ...
 
@@ -50,11 +50,11 @@ class Router(Protocol):
         """Return the lineage of the stream writer in the segments before this writer's."""
         ...
 
-    def before(self, segment: Segment, place: int) -> Sequence[Segment]:
-        """Return the remaining segments before `segment` that had a place in the key space, the latest first."""
+    def earlier_segments(self, segment: Segment, key_hash: int) -> Sequence[Segment]:
+        """Return the remaining segments before `segment` whose ranges had a key hash, the latest first."""
         ...
 
-    async def left(self, writer: SegmentWriter) -> Segment | None:
+    async def wait_until_sealing(self, writer: SegmentWriter) -> Segment | None:
         """Wait until the segment is listed as being sealed, and return it as listed; None if it is gone.
 
         Raises StreamNotFound, and NotAllowed if it is not listed as being sealed within the writer's retry timeout.
@@ -80,7 +80,7 @@ class SegmentWriter:
         """The segment has entries of at most `max_writers` writers."""
         self._shared = shared
         self._router = router
-        self._reconciler = Reconciler(shared, segment, lambda place: router.before(self.segment, place))
+        self._reconciler = Reconciler(shared, segment, lambda key_hash: router.earlier_segments(self.segment, key_hash))
         self._queue = self._reconciler.queue
         self._sender = Sender(shared, self._reconciler, max_writers, self._answered)
         self._handshake_lock = asyncio.Lock()
@@ -123,13 +123,13 @@ class SegmentWriter:
 
     async def prepare(self) -> None:
         """Make the handshake with the segment if needed, so that a commit takes only one append."""
-        await self._router.unblocked(self)
+        await self._router.wait_for_predecessors(self)
         await self._ensure_handshake()
 
-    async def last_sequence(self, place: int) -> int:
-        """Return the last durable sequence for a place in the key space; -1 if there is none."""
+    async def last_sequence(self, key_hash: int) -> int:
+        """Return the last durable sequence for a key hash; -1 if there is none."""
         await self.prepare()
-        return self._reconciler.durable_sequence(place)
+        return self._reconciler.durable_sequence(key_hash)
 
     async def cancel(self, error: WriteError) -> None:
         """Stop immediately. Units that may have been appended fail with CommitUnknown, the rest with `error`."""
@@ -208,7 +208,7 @@ class SegmentWriter:
         """Do the handshake, recovery and leaving, until the writer is steady or has nothing to do."""
         try:
             await asyncio.sleep(0)  # Units that arrive together are sent together.
-            await self._router.unblocked(self)
+            await self._router.wait_for_predecessors(self)
             while self._queue.has_work or self._leaving:
                 await self._turn()
                 unsettled = (
@@ -330,7 +330,7 @@ class SegmentWriter:
 
     async def _leave(self) -> None:
         """Leave a sealed or missing segment: resolve doubtful attempts, hand over the rest. Nothing is in flight."""
-        segment = await self._router.left(self)
+        segment = await self._router.wait_until_sealing(self)
         registers: Registers | None = None
         if segment is not None:
             self._reconciler.segment = segment

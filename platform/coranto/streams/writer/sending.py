@@ -73,9 +73,9 @@ class Sender:
                 break
             if unit.sequence is None:
                 sequence = max(last, self._shared.sequence) + 1
-            elif unit.sequence > max(last, reconciler.lineage.sequence_of(unit.place)):
+            elif unit.sequence > max(last, reconciler.lineage.sequence_of(unit.key_hash)):
                 sequence = unit.sequence
-                if (gap := self._shared.gaps.before(sequence, reconciler.segment.range)) is not None:
+                if (gap := self._shared.gaps.first_before(sequence, reconciler.segment.range)) is not None:
                     self._shared.fail(queue.units.popleft(), failure_after(gap))
                     continue
             elif units or queue.in_flight or queue.again:

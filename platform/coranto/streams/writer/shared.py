@@ -65,7 +65,7 @@ class Shared:
 
     def taken(self, unit: WriteUnit) -> None:
         """Count a new unit, and close the gap that it fills."""
-        self.gaps.given(unit)
+        self.gaps.close(unit)
         if self.tracer is not None:
             unit.span = self.tracer.span("publish", self.stream, "PRODUCER", bytes=unit.size, events=len(unit.events))
         self.pending_bytes += unit.size
@@ -86,7 +86,7 @@ class Shared:
             unit.span.end(error)
         self.counters.failed(unit, error)
         if not isinstance(error, (PreconditionFailed, PositionUnknown)):  # The caller decides again, or it is durable.
-            self.gaps.failed(unit, error)
+            self.gaps.add(unit, error)
         if not unit.is_transaction:
             self.failure = self.failure or error
         if not unit.done.done():

@@ -117,7 +117,7 @@ class StreamWriter(Generic[E]):
         self._time_marks: TimeMarkWriter | None = None
         self._closed = False
         self._end_bytes = 0  # The size of a transaction end.
-        self._places: dict[str, int] = {}
+        self._key_hashes: dict[str, int] = {}
         self._numbering = Numbering(stable=self.identity.stable)
         self._counters = WriterCounters(self.metrics, self.stream, self.identity.writer, self._clock)
         self._open: OpenTransactions[E] = OpenTransactions(self.stream, self._clock, self._counters)
@@ -184,7 +184,7 @@ class StreamWriter(Generic[E]):
             raise MaxTransactionSizeExceeded(self.max_transaction_bytes, len(encoded))
         done: asyncio.Future[EventPosition] = asyncio.get_running_loop().create_future()
         self._submit(
-            WriteUnit(self._next(sequence), self.place(key), (encoded,), len(encoded), done, sequence=sequence)
+            WriteUnit(self._next(sequence), self.key_hash(key), (encoded,), len(encoded), done, sequence=sequence)
         )
         return done
 
@@ -235,7 +235,7 @@ class StreamWriter(Generic[E]):
         self._check_conditions(expected_offset, fence)
         if sequence is not None:
             self._numbering.check(sequence)
-        return Transaction(self, key, self.place(key), timeout, self._end_bytes, sequence, expected_offset, fence)
+        return Transaction(self, key, self.key_hash(key), timeout, self._end_bytes, sequence, expected_offset, fence)
 
     def note_time(self, time: float) -> None:
         """Declare that all events written from now on have this time or a later one.
@@ -278,9 +278,9 @@ class StreamWriter(Generic[E]):
 
         Events up to this sequence need not be written again. Raises WriterExpired if the stream no longer knows it.
         """
-        place = self.place(key)
-        writer = await self._writer_after_handshake(place)
-        return await writer.last_sequence(place)
+        key_hash = self.key_hash(key)
+        writer = await self._writer_after_handshake(key_hash)
+        return await writer.last_sequence(key_hash)
 
     # -- Fences --------------------------------------------------------------------------------------------------------
 
@@ -292,8 +292,8 @@ class StreamWriter(Generic[E]):
         raised again. After a cancellation, the fence may have been raised.
         """
         fence = Fence(validate_fence_name(name), self._entropy(16).hex())
-        place = self.place(key)
-        await raise_fence(self._ready, fence, lambda: self._writer_after_handshake(place))
+        key_hash = self.key_hash(key)
+        await raise_fence(self._ready, fence, lambda: self._writer_after_handshake(key_hash))
         return fence
 
     # -- Closing -------------------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ class StreamWriter(Generic[E]):
         self._require_open()
         self._open.add(transaction)
         try:
-            await self._writer_after_handshake(transaction.place)
+            await self._writer_after_handshake(transaction.key_hash)
         except BaseException:
             transaction.abort()
             raise
@@ -354,14 +354,14 @@ class StreamWriter(Generic[E]):
 
     # -- Internals -----------------------------------------------------------------------------------------------------
 
-    def place(self, key: str) -> int:
-        """Return the place of a routing key in the key space."""
-        place = self._places.get(key)
-        if place is None:
-            if len(self._places) >= _KNOWN_KEYS:
-                self._places.clear()
-            place = self._places[key] = key_hash(key)
-        return place
+    def key_hash(self, key: str) -> int:
+        """Return the hash of a routing key: its position in the key space."""
+        found = self._key_hashes.get(key)
+        if found is None:
+            if len(self._key_hashes) >= _KNOWN_KEYS:
+                self._key_hashes.clear()
+            found = self._key_hashes[key] = key_hash(key)
+        return found
 
     def _commit(
         self,
@@ -373,16 +373,16 @@ class StreamWriter(Generic[E]):
         fence: Fence | None,
     ) -> ShieldedFuture[CommitResult]:
         self._check_conditions(expected_offset, fence)
-        place = self.place(key)
+        key_hash = self.key_hash(key)
         done: ShieldedFuture[CommitResult] = ShieldedFuture(loop=asyncio.get_running_loop())
         if not events:
             self._require_open()
-            self._counters.ended("empty", place, sequence)
-            done.set_result(CommitResult("", -1, -1, -1, place, -1, -1))
+            self._counters.ended("empty", key_hash, sequence)
+            done.set_result(CommitResult("", -1, -1, -1, key_hash, -1, -1))
             return done
         unit = WriteUnit(
             self._next(sequence),
-            place,
+            key_hash,
             events,
             size,
             done,
@@ -400,7 +400,7 @@ class StreamWriter(Generic[E]):
         shared.taken(unit)
         try:
             shared.require_alive()
-            self._ready_routing.route(unit.place).submit(unit)
+            self._ready_routing.route(unit.key_hash).submit(unit)
         except CorantoError as error:
             shared.fail(unit, error)
 
@@ -438,17 +438,17 @@ class StreamWriter(Generic[E]):
                 f"the writer of {self.stream} is {'closed' if self._closed else 'not open'}; use it in `async with`"
             )
 
-    async def _writer_after_handshake(self, place: int) -> SegmentWriter:
-        """Return the writer of a place's segment, after its handshake. Raises errors of the handshake."""
+    async def _writer_after_handshake(self, key_hash: int) -> SegmentWriter:
+        """Return the writer of a key hash's segment, after its handshake. Raises errors of the handshake."""
         while True:
             self._ready.require_alive()
-            writer = self._ready_routing.route(place)
+            writer = self._ready_routing.route(key_hash)
             try:
                 await writer.prepare()
                 return writer
             except (JournalNotFound, NotAllowed):
                 writer.leave()  # It was truncated away or sealed, or the stream is gone.
-                await self._ready_routing.left(writer)
+                await self._ready_routing.wait_until_sealing(writer)
                 await writer.idle()
 
     async def _wait_resolved(self) -> None:

@@ -171,7 +171,7 @@ class Transaction(Generic[E]):
         self,
         writer: Committer[E],
         key: str,
-        place: int,
+        key_hash: int,
         timeout: float,
         end_bytes: int,
         sequence: int | None,
@@ -180,7 +180,7 @@ class Transaction(Generic[E]):
     ) -> None:
         """Use `StreamWriter.transaction` to create one. `end_bytes` is the size of its transaction end."""
         self.key = key
-        self.place = place
+        self.key_hash = key_hash
         self.timeout = timeout
         self.sequence = sequence
         self.expected_offset = expected_offset

@@ -62,7 +62,7 @@ Done: TypeAlias = asyncio.Future[EventPosition] | asyncio.Future[CommitResult]
 
 
 class WriteUnit:
-    """One event or transaction. `order` numbers all units of a stream writer, and `place` is the place of its key.
+    """One event or transaction. `order` numbers all units of a stream writer, and `key_hash` is the hash of its key.
 
     `sequence` is from the user, if any. `size` is in bytes of the journal. `begun` is when the commit of a transaction
     began, in monotonic seconds.
@@ -75,8 +75,8 @@ class WriteUnit:
         "expected_offset",
         "fence",
         "is_transaction",
+        "key_hash",
         "order",
-        "place",
         "sequence",
         "size",
         "span",
@@ -85,7 +85,7 @@ class WriteUnit:
     def __init__(
         self,
         order: int,
-        place: int,
+        key_hash: int,
         events: Sequence[bytes],
         size: int,
         done: Done,
@@ -97,7 +97,7 @@ class WriteUnit:
         begun: float = 0.0,
     ) -> None:
         self.order = order
-        self.place = place
+        self.key_hash = key_hash
         self.events = events
         self.size = size
         self.done = done

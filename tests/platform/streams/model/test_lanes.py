@@ -96,12 +96,12 @@ def test_a_lane_is_reused_only_after_its_end_was_recorded() -> None:
     pool = LanePool(lambda: ProducerId(bytes([1, 0, 0, 0, 0, next(numbers)])))
     first = LaneUse(pool.take(), "a", 1)
     assert pool.take() != first.producer
-    pool.ended(first)
+    pool.add_ended(first)
     assert pool.take() != first.producer
-    assert pool.to_record() == [first]
-    assert pool.to_record() == []
+    assert pool.take_ended() == [first]
+    assert pool.take_ended() == []
     assert pool.take() != first.producer
-    pool.recorded([first])
+    pool.free([first])
     assert pool.take() == first.producer
 
 

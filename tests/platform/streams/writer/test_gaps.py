@@ -122,34 +122,34 @@ async def test_a_repeated_write_of_unknown_outcome_is_stored_once(transaction: b
 
 
 def first(gaps: Gaps, sequence: int, keys: KeyRange) -> int | None:
-    gap = gaps.before(sequence, keys)
+    gap = gaps.first_before(sequence, keys)
     return None if gap is None else gap.sequence
 
 
-def unit(order: int, sequence: int, place: int = 0) -> WriteUnit:
+def unit(order: int, sequence: int, key_hash: int = 0) -> WriteUnit:
     done = asyncio.get_running_loop().create_future()
-    return WriteUnit(order, place, (b"",), 0, done, sequence=sequence)
+    return WriteUnit(order, key_hash, (b"",), 0, done, sequence=sequence)
 
 
 async def test_a_repeated_write_takes_the_place_of_the_failed_one() -> None:
     gaps, queue = Gaps(), AttemptQueue()
     queue.append(unit(4, 22))
-    gaps.failed(unit(2, 18), WriteError("…"))
-    gaps.failed(unit(3, 19), WriteError("…"))
+    gaps.add(unit(2, 18), WriteError("…"))
+    gaps.add(unit(3, 19), WriteError("…"))
     for again in (unit(6, 18), unit(7, 19), unit(8, 23)):
-        gaps.given(again)
+        gaps.close(again)
         queue.append(again)
     assert [(each.order, each.sequence) for each in queue.units] == [(2, 18), (3, 19), (4, 22), (8, 23)]
-    assert gaps.before(30, KeyRange.FULL) is None
+    assert gaps.first_before(30, KeyRange.FULL) is None
 
 
 async def test_gaps_apply_to_their_range_of_keys() -> None:
     gaps = Gaps()
-    for sequence, place in ((5, HIGH.begin), (3, LOW.begin), (5, LOW.begin)):
-        gaps.failed(unit(sequence, sequence, place), WriteError("…"))
+    for sequence, begin in ((5, HIGH.begin), (3, LOW.begin), (5, LOW.begin)):
+        gaps.add(unit(sequence, sequence, begin), WriteError("…"))
     assert [first(gaps, sequence, LOW) for sequence in (3, 4, 9)] == [None, 3, 3]
     assert [first(gaps, sequence, HIGH) for sequence in (5, 6)] == [None, 5]
-    gaps.given(unit(9, 3))
+    gaps.close(unit(9, 3))
     assert [first(gaps, 9, keys) for keys in (LOW, HIGH)] == [5, 5]
-    gaps.given(unit(10, 5))
+    gaps.close(unit(10, 5))
     assert first(gaps, 9, KeyRange.FULL) is None

@@ -67,7 +67,7 @@ async def test_a_writer_that_expired_in_one_segment_enters_no_other(monkeypatch:
         keys: dict[int, str] = {}
         writer = StreamWriter[Any](world.client, STREAM, writer_id="importer")
         for number in range(64):
-            segment = (await world.streams.describe(STREAM)).segment_at(writer.place(f"key {number}"))
+            segment = (await world.streams.describe(STREAM)).segment_at(writer.key_hash(f"key {number}"))
             assert segment is not None
             keys.setdefault(segment.number, f"key {number}")
         await forget(world, keys[0], "importer")

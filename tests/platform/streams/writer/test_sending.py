@@ -87,7 +87,7 @@ async def test_cancelling_a_writer_immediately_leaves_no_open_call(monkeypatch: 
         monkeypatch.setattr(Appender, "_open", opened)
         begun = writer.write_events("key", [{"n": 1}])
         assert [call.done() for call in calls] == [False]  # The call is open, and nothing is sent yet.
-        await writer._ready_routing.route(writer.place("key")).cancel(WriterClosed("in the same turn of the loop"))
+        await writer._ready_routing.route(writer.key_hash("key")).cancel(WriterClosed("in the same turn of the loop"))
         with pytest.raises(CommitUnknown):
             await begun
         assert [call.done() for call in calls] == [True]

@@ -30,15 +30,15 @@ class BatchWriter(MultiKeyWriter[E], Generic[E]):
         """Yield the records of a writer's batches, from the last complete one on. Raises CorruptData."""
         return records_of(self._log.decisions, last, writer)
 
-    async def take_turn(self, behind: LastBatch, writer: str, process: str, *, dead: str = "") -> LastBatch | None:
+    async def take_turn(self, previous: LastBatch, writer: str, process: str, *, dead: str = "") -> LastBatch | None:
         """Announce the next batch, to be committed with `in_turn`. Other processes that take turns wait for it.
 
-        Returns `behind` with the current turn. Its `turn` begins with `<number>.<process>.`, where the process is the
+        Returns `previous` with the current turn. Its `turn` begins with `<number>.<process>.`, where the process is the
         one to commit the next batch. Returns None if the next batch is already decided. A turn that equals `dead` is
         replaced.
         """
         nonce = self._log.entropy(6).hex()
-        return await take_turn(self._log.decisions, behind, writer, process, nonce, dead)
+        return await take_turn(self._log.decisions, previous, writer, process, nonce, dead)
 
     async def commit_batch(self, batch: NumberedBatch, keys: Sequence[str], events: Sequence[bytes]) -> LastBatch:
         """Commit a batch of encoded events with these keys, unless its number is already decided.

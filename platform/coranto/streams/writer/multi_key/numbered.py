@@ -54,15 +54,15 @@ class LastBatch:
 
 @dataclass(frozen=True, slots=True)
 class NumberedBatch:
-    """The next batch of a writer, after `behind`.
+    """The next batch of a writer, after `previous`.
 
     `record` is stored with the decision; it `is_complete` if no earlier record is needed. `letters` are messages for
     the stream's journal of dead letters, in the same transaction. With `in_turn`, it is decided only if no other
-    process has taken a turn since `behind` was read.
+    process has taken a turn since `previous` was read.
     """
 
     writer: str
-    behind: LastBatch
+    previous: LastBatch
     record: Mapping[str, object]
     is_complete: bool = False
     letters: Sequence[Mapping[str, object]] = ()
@@ -70,7 +70,7 @@ class NumberedBatch:
 
     @property
     def number(self) -> int:
-        return self.behind.number + 1
+        return self.previous.number + 1
 
     @property
     def register(self) -> str:
@@ -78,8 +78,8 @@ class NumberedBatch:
 
     def before(self) -> dict[str, str]:
         """Return the registers that must be unchanged since the writer read them."""
-        turn = {TURN_REGISTER + self.writer: self.behind.turn} if self.in_turn else {}
-        return {self.register: self.behind.value, **turn}
+        turn = {TURN_REGISTER + self.writer: self.previous.turn} if self.in_turn else {}
+        return {self.register: self.previous.value, **turn}
 
     def value(self, txn: str) -> str:
         """Return the register's value once the batch is decided by this transaction."""
@@ -94,7 +94,7 @@ class NumberedBatch:
 
     def decided(self, txn: str, end: int, *, visible: bool) -> LastBatch:
         """Return the writer's last batch once this one is decided."""
-        return LastBatch(self.number, self.value(txn), self.behind.begin, end, visible, self.behind.turn)
+        return LastBatch(self.number, self.value(txn), self.previous.begin, end, visible, self.previous.turn)
 
     def line(self) -> dict[str, object]:
         """Return the record as it is stored in the journal of decisions."""
@@ -133,16 +133,16 @@ def is_overtaken(registers: pb.LabelSet, batch: NumberedBatch) -> bool:
 
 
 async def take_turn(
-    decisions: Decisions, behind: LastBatch, writer: str, process: str, nonce: str, dead: str
+    decisions: Decisions, previous: LastBatch, writer: str, process: str, nonce: str, dead: str
 ) -> LastBatch | None:
-    """Announce the batch after `behind`. Returns `behind` with the new turn, or with the turn of a faster process.
+    """Announce the batch after `previous`. Returns `previous` with the new turn, or with the turn of a faster process.
 
     Returns None if the batch is decided. A turn that equals `dead` is replaced. The `nonce` must make the turn unique:
     otherwise an abandoned decision that is conditioned on an earlier turn could still be applied.
     """
     gate = await decisions.gate()
-    known, number = last_batch_of(gate, writer), f"{behind.number + 1}."
-    if known.value != behind.value:
+    known, number = last_batch_of(gate, writer), f"{previous.number + 1}."
+    if known.value != previous.value:
         return None
     is_mine = known.turn.startswith(f"{number}{process}.")
     if is_mine or (known.turn.startswith(number) and known.turn != dead):

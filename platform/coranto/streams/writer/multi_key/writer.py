@@ -171,7 +171,7 @@ class MultiKeyWriter(Generic[E]):
         """Record which transactions are carried out. Open transactions stay open, but can no longer be committed."""
         self._closed = True
         with self._housekeeping():
-            await self._log.decisions.done(each.txn for each in self._lanes.to_record())
+            await self._log.decisions.done(each.txn for each in self._lanes.take_ended())
 
     def transaction(self, *, timeout: float = DEFAULT_TIMEOUT) -> MultiKeyTransaction[E]:
         """Return a transaction: `async with writer.transaction() as txn: txn.write(key, event)`.
@@ -251,13 +251,13 @@ class MultiKeyWriter(Generic[E]):
         if failures:
             await self._roll_back(parts)
             raise _worst(failures)
-        done = self._lanes.to_record()
+        done = self._lanes.take_ended()
         acks = {each.journal: each.ack for each in parts}
         try:
             await self._decide(use, acks, snapshot, [each.txn for each in done], batch)
-            self._lanes.recorded(done)
+            self._lanes.free(done)
         except AppendOutcomeUnknown as error:
-            self._lanes.ended(*done)
+            self._lanes.add_ended(*done)
             if batch is not None:  # It may still be applied, unless another batch with its number is.
                 raise self._log.unknown(error, error) from error
             try:
@@ -268,13 +268,13 @@ class MultiKeyWriter(Generic[E]):
                 await self._roll_back(parts)
                 raise _SegmentsChanged from None
         except CorantoError as error:
-            self._lanes.ended(*done)
+            self._lanes.add_ended(*done)
             await self._roll_back(parts)
             raise _SegmentsChanged if isinstance(error, RegisterMismatch) else error from None
         acknowledged = await asyncio.gather(*map(self._acknowledge, parts))
         positions = [each for each in outcomes if isinstance(each, MultiKeyPosition)]
         if all(acknowledged):
-            self._lanes.ended(use)
+            self._lanes.add_ended(use)
         self._committed += 1
         if self._committed % _FINISH_EVERY == 0:
             with self._housekeeping():
