@@ -47,9 +47,9 @@ class StreamsWrapper(BlockingWrapper):
         """Return the stream as brokers know it. Raises StreamNotFound, and CorruptData if its labels are invalid."""
         return self._run(self._inner.describe(name))
 
-    def list(self, unsound: dict[str, CorruptData] | None = None) -> tuple[Stream, ...]:
+    def list(self, invalid: dict[str, CorruptData] | None = None) -> tuple[Stream, ...]:
         """Return all streams, in the order of their names."""
-        return self._run(self._inner.list(unsound))
+        return self._run(self._inner.list(invalid))
 
     def heads(self, stream: Stream, segments: Iterable[Segment] | None = None) -> dict[int, int]:
         """Return the write heads of segments (by default all), by number. Segments that are gone are left out."""
