@@ -50,7 +50,7 @@ LONG = (
     "consumers/tables/test_spark_runner.py",
     "simulation/test_streams_shared_simulation.py",
     "platform/ingest/test_engine_kill.py",
-    "consumers/stores/test_gathering.py",
+    "consumers/stores/test_row_buffer.py",
     "orchestration/verification/test_damage_table.py",
     "platform/client/test_client_with_broker.py",
     "platform/cli/test_with_cluster.py",

@@ -29,7 +29,7 @@ from coranto_consumers.runtime import batch_reading
 from coranto_consumers.spark.decoding import json_values, parsers
 from coranto_consumers.spark.inputs import frames
 from coranto_consumers.spark.session import task_errors
-from coranto_consumers.stores import mysql, refusals, rejections, sql_dialects
+from coranto_consumers.stores import connection_errors, mysql, rejections, sql_dialects
 
 AT = datetime(2024, 1, 2, tzinfo=UTC)
 
@@ -84,7 +84,7 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "statement": mysql._ENDS_TRANSACTION.match,
     "failure of a task": _failed_task,
     "rejected row": _rejected_row,
-    "refused connection": lambda text: refusals._STATE.findall(b"B\t1\tErrorResponse\t" + text.encode()),
+    "refused connection": lambda text: connection_errors._STATE.findall(b"B\t1\tErrorResponse\t" + text.encode()),
     "torn line": _torn_line,
     "torn row": lambda text: csv_rows._UUID.search(text.encode()),
     "halves of surrogates": lambda text: batch_reading._ESCAPED.sub(b"?", text.encode()),

@@ -190,7 +190,7 @@ REVIEWED: Final = {
     "coranto_consumers.runtime.batch_reading": {"_ESCAPED"},
     "coranto_consumers.spark.sink.message_rows": {"uuid"},
     "coranto_consumers.stores.mysql": {"_ENDS_TRANSACTION"},
-    "coranto_consumers.stores.refusals": {"_STATE"},
+    "coranto_consumers.stores.connection_errors": {"_STATE"},
     "coranto_consumers.stores.rejections": {"_IDENTIFIER", "_MYSQL_NAMES", "one that is not assigned to a name"},
     "coranto_consumers.stores.urls": {"_SECRET"},
     "dagster_coranto.resources.spark": {"_SECRET"},

@@ -211,7 +211,7 @@ async def promote_consumer(client: JournalClient, store: SqlStore, name: str, ne
         )
     found = await asyncio.to_thread(look_up, store, name)
     if isinstance(found, Retired):
-        raise found.refusal(name)
+        raise found.error(name)
     forks = {fork.name: fork for fork in await _forks_for(client, name)}
     if found is None or not forks:
         raise InvalidInput(f"{name!r} is not a forked consumer, or its forks are dropped", field="consumer")

@@ -107,7 +107,7 @@ def _retire(store: SqlStore, name: str, expected: Restored | None, note: Retired
             present = _locked(connection, name)
             found = _read(present)
             if isinstance(found, Retired):
-                raise found.refusal(name)
+                raise found.error(name)
             if found != expected:
                 raise Fenced(f"consumer {name} has started or committed during this call; stop it, and try again")
             if note.successor:
@@ -168,7 +168,7 @@ def _require_free(name: str, content: bytes) -> None:
     """Raise InvalidInput if a row has a checkpoint, or belongs to a promoted consumer."""
     retired = Retired.from_bytes(content)
     if retired is not None and retired.successor:
-        raise retired.refusal(name)
+        raise retired.error(name)
     if retired is None and Checkpoint.from_bytes(content) != Checkpoint():
         raise InvalidInput(f"{name!r} has a checkpoint already; choose another name", field="--as")
 

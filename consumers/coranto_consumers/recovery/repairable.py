@@ -84,7 +84,7 @@ class RepairableDatabase:
                     select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint).where(row).with_for_update()
                 ).one_or_none()
                 if present is not None and (retired := Retired.from_bytes(bytes(present.checkpoint))) is not None:
-                    raise retired.refusal(shard)
+                    raise retired.error(shard)
                 fence = max(known_fence, 0 if present is None else int(present.fence)) + 1
                 values = {"fence": fence, "checkpoint": checkpoint.to_bytes()}
                 if present is None:

@@ -148,7 +148,7 @@ class BatchReader:
 def _without_halves(line: bytes) -> bytes:
     """Return a line with question marks for lone surrogates, which Arrow does not parse.
 
-    Other paths into a store replace them in the same way (`binding.without_halves`, Spark's JSON reader).
+    Other paths into a store replace them in the same way (`binding.replace_surrogates`, Spark's JSON reader).
     """
     if b"\\ud" not in line.lower():
         return line

@@ -117,7 +117,7 @@ def require_times(batch: pa.RecordBatch, table: Table) -> None:
             raise RejectedRow(f"table {table.name}: column {field.name!r} has a time outside of the years 1 to 9999")
 
 
-def without_halves(value: Any) -> Any:
+def replace_surrogates(value: Any) -> Any:
     """Return a string or JSON value with question marks instead of unpaired surrogates.
 
     JSON can contain unpaired surrogates, but no database can store them. Spark's JSON reader does the same.
@@ -129,14 +129,14 @@ def without_halves(value: Any) -> Any:
             except UnicodeEncodeError:
                 return value.encode("utf-8", "replace").decode()
         case dict():
-            return {without_halves(key): without_halves(each) for key, each in value.items()}
+            return {replace_surrogates(key): replace_surrogates(each) for key, each in value.items()}
         case list() | tuple():
-            return type(value)(without_halves(each) for each in value) if type(value) in (list, tuple) else value
+            return type(value)(replace_surrogates(each) for each in value) if type(value) in (list, tuple) else value
     return value
 
 
-def cleaned(row: Row) -> Row:
-    """Return a row without unpaired surrogates (`without_halves`), so that a database can store it."""
+def replace_row_surrogates(row: Row) -> Row:
+    """Return a row without unpaired surrogates (`replace_surrogates`), so that a database can store it."""
     for value in row.values():
         if isinstance(value, str):
             try:
@@ -147,7 +147,7 @@ def cleaned(row: Row) -> Row:
             break
     else:
         return row
-    return {name: without_halves(value) for name, value in row.items()}
+    return {name: replace_surrogates(value) for name, value in row.items()}
 
 
 def rows_of(batch: pa.RecordBatch, table: Table, dialect: Dialect) -> list[dict[str, Any]]:

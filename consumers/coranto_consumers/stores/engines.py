@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 
 from coranto.errors import InvalidInput
 from coranto_consumers.stores import mysql
-from coranto_consumers.stores.refusals import explain_refusals
+from coranto_consumers.stores.connection_errors import explain_connection_errors
 from coranto_consumers.stores.urls import display_url
 
 BUSY_TIMEOUT_MS = 60_000
@@ -91,7 +91,7 @@ def adapt(engine: Engine) -> None:
     def connected(connection: Any, _record: Any) -> None:
         connection.prepare_threshold = None
 
-    explain_refusals(engine)
+    explain_connection_errors(engine)
     engine.dispose()  # Existing connections still prepare statements.
 
 
@@ -155,7 +155,7 @@ def _postgresql_engine(url: URL) -> Engine:
         },
     )
 
-    explain_refusals(engine)
+    explain_connection_errors(engine)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:

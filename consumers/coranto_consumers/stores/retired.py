@@ -34,7 +34,7 @@ class Retired:
         """Parse a tombstone. Returns None for other content."""
         return cls(content.removeprefix(_BEGIN).decode(errors="replace")) if content.startswith(_BEGIN) else None
 
-    def refusal(self, name: str) -> InvalidInput:
+    def error(self, name: str) -> InvalidInput:
         """Return the error for a process that tries to run the consumer `name`."""
         if self.successor:
             return InvalidInput(
@@ -51,5 +51,5 @@ class Retired:
 def checkpoint_of(name: str, content: bytes) -> Checkpoint:
     """Return the checkpoint in a consumer's row. Raises InvalidInput for a retired consumer, and CorruptData."""
     if (retired := Retired.from_bytes(content)) is not None:
-        raise retired.refusal(name)
+        raise retired.error(name)
     return Checkpoint.from_bytes(content)

@@ -14,11 +14,11 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from coranto.errors import InvalidInput, RejectedRow, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint, Identity
 from coranto_consumers.stores.base import Store
-from coranto_consumers.stores.binding import Row, without_halves
+from coranto_consumers.stores.binding import Row, replace_surrogates
 from coranto_consumers.stores.engines import is_transient
-from coranto_consumers.stores.gathering import GatheredRows
 from coranto_consumers.stores.merge import MergePlan, MergeRule, plan_merge
 from coranto_consumers.stores.rejections import rejection_of
+from coranto_consumers.stores.row_buffer import RowBuffer
 from coranto_consumers.stores.sql import SqlStore, StoreTransaction
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class SqlShardStore(Store):
         self._fence = 0
         self._exits = ExitStack()
         self._open: StoreTransaction | None = None
-        self._rows = GatheredRows()
+        self._rows = RowBuffer()
         self._plans: dict[object, MergePlan] = {}
         self._commit: asyncio.Future[None] | None = None
         self._settled = threading.Event()
@@ -69,7 +69,7 @@ class SqlShardStore(Store):
                 self._settled.wait()
             self._begin()
             assert self._open is not None
-        self._rows.write(self._open.connection)
+        self._rows.flush(self._open.connection)
         return self._open.connection
 
     def insert(self, table: Table, row: Row) -> None:
@@ -84,7 +84,7 @@ class SqlShardStore(Store):
 
     def _write_many(self) -> None:
         """Write the buffered rows if the buffer is full."""
-        if self._rows.are_many and (self._open is not None or not _on_event_loop()):
+        if self._rows.is_full and (self._open is not None or not _on_event_loop()):
             _ = self.connection
 
     def insert_batch(self, table: Table, rows: pa.RecordBatch) -> None:
@@ -145,7 +145,7 @@ class SqlShardStore(Store):
         self, shard: str, checkpoint: Checkpoint, wait_for: Sequence[Awaitable[object]]
     ) -> Awaitable[None]:
         transaction, exits, rows = self._open, self._exits, self._rows
-        self._open, self._exits, self._rows = None, ExitStack(), GatheredRows()
+        self._open, self._exits, self._rows = None, ExitStack(), RowBuffer()
         self._settled.clear()
         self._commit = asyncio.ensure_future(self._complete(transaction, exits, rows, checkpoint, wait_for))
         return self._commit
@@ -156,7 +156,7 @@ class SqlShardStore(Store):
     async def destroy(self) -> None:
         if self._commit is not None:
             await asyncio.wait([self._commit])
-        exits, self._open, self._exits, self._rows = self._exits, None, ExitStack(), GatheredRows()
+        exits, self._open, self._exits, self._rows = self._exits, None, ExitStack(), RowBuffer()
         await asyncio.to_thread(_roll_back, exits)
 
     def rejection_of(self, error: BaseException) -> RejectedRow | None:
@@ -187,8 +187,8 @@ class SqlShardStore(Store):
         def written_first(
             connection: Connection, _cursor: object, statement: str, parameters: Any, *_: object
         ) -> tuple[str, Any]:
-            rows.write(connection)  # The application's statement may read the buffered rows.
-            return statement, without_halves(parameters)
+            rows.flush(connection)  # The application's statement may read the buffered rows.
+            return statement, replace_surrogates(parameters)
 
         event.listen(self._open.connection, "before_cursor_execute", written_first, retval=True)
 
@@ -196,7 +196,7 @@ class SqlShardStore(Store):
         self,
         transaction: StoreTransaction | None,
         exits: ExitStack,
-        rows: GatheredRows,
+        rows: RowBuffer,
         checkpoint: Checkpoint,
         wait_for: Sequence[Awaitable[object]],
     ) -> None:
@@ -205,7 +205,7 @@ class SqlShardStore(Store):
                 begun = transaction
                 if begun is None:
                     begun = exits.enter_context(self.database.transaction(self._shard, self._fence))
-                rows.write(begun.connection)
+                rows.flush(begun.connection)
                 begun.commit(checkpoint)
 
         try:

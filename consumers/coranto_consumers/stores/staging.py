@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateTable
 
 from coranto.errors import InvalidInput
-from coranto_consumers.stores.binding import bound_rows, can_bind, cleaned, require_times, rows_of
+from coranto_consumers.stores.binding import bound_rows, can_bind, replace_row_surrogates, require_times, rows_of
 from coranto_consumers.stores.copying import can_copy, copy_text, copying
 from coranto_consumers.stores.engines import is_denied
 from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, Quotient, merge_staged, stage_table
@@ -242,7 +242,7 @@ class StageWriter:
         owner = dict(zip(STAGE_COLUMNS, self._owner, strict=True))
         if rows:
             with self._failures(), self._writing() as connection:
-                connection.execute(insert(self._stage), [{**owner, **cleaned(row)} for row in rows])
+                connection.execute(insert(self._stage), [{**owner, **replace_row_surrogates(row)} for row in rows])
         return len(rows)
 
     def write_batch(self, batch: Any) -> int:

@@ -44,7 +44,7 @@ def owner(catalog: SqlCatalog) -> IcebergOwner:
 def commit(owner: IcebergOwner, *names: str) -> None:
     changes = {}
     for name in names:
-        owner.know(name)
+        owner.register_table(name)
         writer = FileWriter.of(owner.load(name), owner.name_of(owner.next_number))
         files = list(writer.write(ROWS.to_batches()))
         changes[name] = lambda transaction, summary, files=files, writer=writer: append(
@@ -69,7 +69,7 @@ def test_offsets_are_printed(owner: IcebergOwner, capsys: pytest.CaptureFixture[
 def test_an_audit_sees_checkpoints_and_tables_of_one_commit(catalog: SqlCatalog, owner: IcebergOwner) -> None:
     commit(owner, "shop.one", "shop.two")
     catalog.create_table("shop.three", ROWS.schema)
-    owner.know("shop.three")
+    owner.register_table("shop.three")
     for name in ("shop.one", "shop.two", "shop.three"):  # After the commit: audits compare tables with the checkpoint.
         catalog.load_table(name).append(ROWS)
     found = evidence(

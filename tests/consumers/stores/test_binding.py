@@ -13,11 +13,11 @@ from coranto.errors import RejectedRow
 from coranto_consumers.stores.binding import (
     bound_rows,
     can_bind,
-    cleaned,
     is_plain,
+    replace_row_surrogates,
+    replace_surrogates,
     require_times,
     rows_of,
-    without_halves,
 )
 
 POSTGRESQL, SQLITE = postgresql.psycopg.dialect(), sqlite.dialect()
@@ -89,6 +89,9 @@ def test_only_times_that_python_supports_are_accepted(unit):
 
 def test_unpaired_surrogates_become_question_marks_on_every_level():
     row = {"a": "x", "b": 1}
-    assert cleaned(row) is row
-    assert cleaned({"a": "\ud83d", "b": {"\ude00": ["😀", ("\ud83dx",)]}}) == {"a": "?", "b": {"?": ["😀", ("?x",)]}}
-    assert without_halves(("a", 1, None)) == ("a", 1, None)
+    assert replace_row_surrogates(row) is row
+    assert replace_row_surrogates({"a": "\ud83d", "b": {"\ude00": ["😀", ("\ud83dx",)]}}) == {
+        "a": "?",
+        "b": {"?": ["😀", ("?x",)]},
+    }
+    assert replace_surrogates(("a", 1, None)) == ("a", 1, None)

@@ -153,7 +153,7 @@ class IcebergStore(OutputStore[Written]):
         table, plan = self._planned(output)
         name = self._name_of(output.table)
         with self._explained(f"rows for {name} could not be written"):
-            self._owner.know(name)
+            self._owner.register_table(name)
         writer = FileWriter.of(table, self._owner.name_of(self._owner.next_number))
         merged = bool(plan.keys)
         task = WriteFilesTask(writer, CARRIED_TO_MERGE if merged else CARRIED_TO_APPEND, merged)

@@ -3,9 +3,9 @@
 from coranto.extras import with_install_advice
 
 try:
-    from coranto_consumers.stores.iceberg.rest import limit_questions
+    from coranto_consumers.stores.iceberg.rest import set_configuration_timeout
     from coranto_consumers.stores.iceberg.shard_store import IcebergShardStore
 except ModuleNotFoundError as error:
     raise with_install_advice(error) from error
 
-__all__ = ["IcebergShardStore", "limit_questions"]
+__all__ = ["IcebergShardStore", "set_configuration_timeout"]

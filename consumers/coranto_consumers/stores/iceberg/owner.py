@@ -207,7 +207,7 @@ class IcebergOwner:
             )
         return found
 
-    def know(self, name: str) -> None:
+    def register_table(self, name: str) -> None:
         """Register a table in the state before files are written for it, so that the next owner can remove them.
 
         Raises InvalidInput for a table that the catalog cannot change in one commit with the home.

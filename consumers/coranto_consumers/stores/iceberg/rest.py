@@ -2,7 +2,7 @@
 
 A server, or a proxy in front of it, may answer 5xx, or not at all, although it applies the commit. It may also reject
 (409) a commit that was applied, if a proxy has sent the request twice. So after a rejection the table itself is read
-(`fate_of`). After any other failure the outcome is unknown, and the owner resolves it (`IcebergOwner.resolve`).
+(`outcome_of`). After any other failure the outcome is unknown, and the owner resolves it (`IcebergOwner.resolve`).
 
 pyiceberg's `Transaction.commit_transaction` removes a commit's manifests after each rejection. Here they are removed
 only if the commit can never be applied.
@@ -34,7 +34,7 @@ from requests.adapters import BaseAdapter
 
 from coranto_consumers.stores.iceberg.together import remove_manifests
 
-_TIME_LIMIT_S: Final = (10.0, 120.0)
+_TIMEOUT_S: Final = (10.0, 120.0)
 """The timeouts in seconds to connect to a server, and to wait for its data. pyiceberg itself has none."""
 _TRANSIENT: Final = (
     AuthorizationExpiredError,
@@ -46,7 +46,7 @@ _TRANSIENT: Final = (
 )
 
 
-class CommitFate(Enum):
+class CommitOutcome(Enum):
     """The outcome of a commit, as the table's metadata shows it."""
 
     APPLIED = auto()
@@ -56,7 +56,7 @@ class CommitFate(Enum):
     """The commit was not applied, but still may be; or the history has expired."""
 
 
-def fate_of(transaction: Transaction, now: TableMetadata) -> CommitFate:
+def outcome_of(transaction: Transaction, now: TableMetadata) -> CommitOutcome:
     """Return the outcome of a commit with a snapshot. `now` is its table's metadata from any time since it began.
 
     A commit requires that its parent is the current snapshot. Once another snapshot has followed the parent, the commit
@@ -64,17 +64,17 @@ def fate_of(transaction: Transaction, now: TableMetadata) -> CommitFate:
     """
     before = transaction._table.metadata
     if now.table_uuid != before.table_uuid:
-        return CommitFate.NEVER  # The table was dropped and recreated.
+        return CommitOutcome.NEVER  # The table was dropped and recreated.
     made = transaction.table_metadata.current_snapshot_id
     if made is not None and now.snapshot_by_id(made) is not None:
-        return CommitFate.APPLIED
+        return CommitOutcome.APPLIED
     parent, snapshot = before.current_snapshot_id, now.current_snapshot()
     while snapshot is not None and snapshot.snapshot_id != parent:
         if snapshot.parent_snapshot_id == parent:
-            return CommitFate.NEVER
+            return CommitOutcome.NEVER
         above = snapshot.parent_snapshot_id
         snapshot = now.snapshot_by_id(above) if above is not None else None
-    return CommitFate.OPEN  # Nothing has followed the parent, or the history has expired.
+    return CommitOutcome.OPEN  # Nothing has followed the parent, or the history has expired.
 
 
 class RestCommits:
@@ -85,7 +85,7 @@ class RestCommits:
     def __init__(self, catalog: RestCatalog) -> None:
         """Set timeouts for the catalog's calls."""
         self._catalog = catalog
-        limit_times(catalog)
+        set_timeouts(catalog)
 
     def risks(self) -> list[str]:
         """Return an empty list: the settings of a REST catalog's database are unknown."""
@@ -102,11 +102,11 @@ class RestCommits:
         requirements = (*transaction._requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
         try:
             self._catalog.commit_table(table, requirements, transaction._updates)
-        except CommitFailedException as refusal:
-            fate = fate_of(transaction, self._catalog.load_table(table.name()).metadata)
-            if fate is CommitFate.OPEN:
-                raise CommitStateUnknownException(f"refused, and might be applied yet: {refusal}") from refusal
-            if fate is CommitFate.NEVER:
+        except CommitFailedException as error:
+            outcome = outcome_of(transaction, self._catalog.load_table(table.name()).metadata)
+            if outcome is CommitOutcome.OPEN:
+                raise CommitStateUnknownException(f"refused, and might be applied yet: {error}") from error
+            if outcome is CommitOutcome.NEVER:
                 remove_manifests(transactions)
                 raise
 
@@ -116,18 +116,18 @@ def is_transient(error: BaseException | None) -> bool:
     return isinstance(error, _TRANSIENT)
 
 
-def limit_times(catalog: Catalog) -> None:
+def set_timeouts(catalog: Catalog) -> None:
     """Set timeouts for a REST catalog's calls, and for requests for tokens. Other catalogs are left unchanged."""
     if not isinstance(catalog, RestCatalog):
         return
-    limit_tokens()
-    limit_questions()
+    set_token_timeout()
+    set_configuration_timeout()
     for prefix, adapter in list(catalog._session.adapters.items()):
-        if not isinstance(adapter, _TimeLimited):
-            catalog._session.mount(prefix, _TimeLimited(adapter))
+        if not isinstance(adapter, _TimeoutAdapter):
+            catalog._session.mount(prefix, _TimeoutAdapter(adapter))
 
 
-def limit_tokens() -> None:
+def set_token_timeout() -> None:
     """Set a timeout for pyiceberg's requests for tokens of the type `oauth2`, in the whole process.
 
     pyiceberg sends them outside of a catalog's session, with `requests.post`.
@@ -135,21 +135,21 @@ def limit_tokens() -> None:
     vars(auth)["requests"] = _Requests
 
 
-def limit_questions() -> None:
+def set_configuration_timeout() -> None:
     """Set a timeout for the first request of each REST catalog that is created from now on, in the whole process.
 
     The constructor of a catalog requests the catalog's configuration, in a session that is not accessible.
     """
-    vars(pyiceberg_rest)["Session"] = _LimitedSession
+    vars(pyiceberg_rest)["Session"] = _TimeoutSession
 
 
-class _LimitedSession(requests.Session):
+class _TimeoutSession(requests.Session):
     """A session whose requests have a timeout."""
 
     def __init__(self) -> None:
         super().__init__()
         for prefix, adapter in list(self.adapters.items()):
-            self.mount(prefix, _TimeLimited(adapter))
+            self.mount(prefix, _TimeoutAdapter(adapter))
 
 
 class _Requests:
@@ -157,10 +157,10 @@ class _Requests:
 
     @staticmethod
     def post(*arguments: Any, **options: Any) -> Response:
-        return requests.post(*arguments, **{"timeout": _TIME_LIMIT_S, **options})
+        return requests.post(*arguments, **{"timeout": _TIMEOUT_S, **options})
 
 
-class _TimeLimited(BaseAdapter):
+class _TimeoutAdapter(BaseAdapter):
     """Adds a timeout to requests that have none."""
 
     def __init__(self, inner: BaseAdapter) -> None:
@@ -176,7 +176,7 @@ class _TimeLimited(BaseAdapter):
         cert: Any = None,
         proxies: dict[str, str] | None = None,
     ) -> Response:
-        return self._inner.send(request, stream, timeout or _TIME_LIMIT_S, verify, cert, proxies)
+        return self._inner.send(request, stream, timeout or _TIMEOUT_S, verify, cert, proxies)
 
     def close(self) -> None:
         self._inner.close()

@@ -104,7 +104,7 @@ class IcebergShardStore(Store):
             before = self._owner.raise_fence(shard)
             self._unknown = False
             for name in self._tables.keys() - {self._name}:
-                self._owner.know(name)
+                self._owner.register_table(name)
             self._owner.sweep()
             return before.checkpoint
 

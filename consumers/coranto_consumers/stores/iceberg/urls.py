@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from coranto.errors import InvalidInput
 from coranto_consumers.stores.fencing import Restored
 from coranto_consumers.stores.iceberg.catalogs import FAILURES, failure
-from coranto_consumers.stores.iceberg.rest import limit_questions, limit_times, limit_tokens
+from coranto_consumers.stores.iceberg.rest import set_configuration_timeout, set_timeouts, set_token_timeout
 from coranto_consumers.stores.iceberg.state import names_in, state_of
 from coranto_consumers.stores.reading import ICEBERG
 
@@ -34,8 +34,8 @@ class IcebergHome:
         catalog, slash, table = url.removeprefix(ICEBERG).partition("/")
         if not (url.startswith(ICEBERG) and catalog and slash and "." in table.strip(".")) or "/" in table:
             raise InvalidInput("is not like iceberg://CATALOG/namespace.table", field="store")
-        limit_tokens()
-        limit_questions()
+        set_token_timeout()
+        set_configuration_timeout()
         try:
             found = load_catalog(catalog)
         except (ValueError, ImportError) as error:
@@ -46,7 +46,7 @@ class IcebergHome:
             ) from error
         except FAILURES as error:
             raise failure(f"catalog {catalog} does not answer", error) from error
-        limit_times(found)
+        set_timeouts(found)
         return cls(found, table)
 
     @property

@@ -36,7 +36,7 @@ def carried(store: IcebergStore, name: str, rows: pa.Table) -> Written:
     table = store.load(name)
     assert table is not None
     owner = store._owner
-    owner.know(name)
+    owner.register_table(name)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows)

@@ -60,7 +60,7 @@ def warehouse(tmp_path: Path) -> Iterator[Warehouse]:
 
 def write(owner: IcebergOwner, name: str):
     """Write rows to a file of a table, and return the change that adds it."""
-    owner.know(name)
+    owner.register_table(name)
     writer = FileWriter.of(owner.load(name), owner.name_of(owner.next_number))
     files = list(writer.write([ROWS]))
 
@@ -105,7 +105,7 @@ def test_an_owner_from_before_a_repair_is_fenced_by_an_owner_of_the_same_number(
     with pytest.raises(Fenced, match="has started over with fence 1, which is this one's, too"):
         old.commit(checkpoint(100), {ONE: stale}, old.next_number)
     with pytest.raises(Fenced):
-        old.know("shop.three")
+        old.register_table("shop.three")
     commit(new, 200, ONE)
     assert (warehouse.rows(ONE), warehouse.owner().state.checkpoint) == ([1, 2], checkpoint(200))
 
@@ -288,7 +288,7 @@ def test_a_cancelled_commit_leaves_no_manifests(warehouse: Warehouse) -> None:
 
 
 def test_a_table_dropped_before_it_had_rows_is_not_a_loss(warehouse: Warehouse) -> None:
-    warehouse.owner().know(TWO)
+    warehouse.owner().register_table(TWO)
     warehouse.catalogs[0].drop_table(TWO)
     commit(warehouse.owner(), 100, ONE)
     assert warehouse.owner().state.checkpoint == checkpoint(100)

@@ -16,10 +16,10 @@ from sqlalchemy.exc import OperationalError as DisconnectedDatabase
 
 from coranto.errors import CommitOutcomeUnknown, Fenced, InvalidInput, SqlStoreError
 from coranto_consumers.stores.contract import SHARD, StoreContract, StoreSubject, checkpoint
-from coranto_consumers.stores.iceberg import IcebergShardStore, limit_questions, rest
+from coranto_consumers.stores.iceberg import IcebergShardStore, rest, set_configuration_timeout
 from coranto_consumers.stores.iceberg.catalogs import failure
 from coranto_consumers.stores.iceberg.owner import IcebergOwner
-from coranto_consumers.stores.iceberg.rest import CommitFate, fate_of, is_transient
+from coranto_consumers.stores.iceberg.rest import CommitOutcome, is_transient, outcome_of
 from coranto_consumers.stores.iceberg.urls import IcebergHome
 from coranto_consumers.stores.iceberg.writing import FileWriter
 from tests.consumers.stores.iceberg.rest_server import Answer, CutOff, RestServer, lost, rest_server, status_only
@@ -234,7 +234,7 @@ def test_commits_of_other_writers_make_a_commit_retry(server: RestServer, tables
 
 def test_another_table_than_the_home_is_refused(server: RestServer, tables: RestCatalog) -> None:
     owner = owner_of(server)
-    for work in (lambda: owner.know(TWO), lambda: owner.commit(checkpoint(1), {TWO: lambda *_: None}, 1)):
+    for work in (lambda: owner.register_table(TWO), lambda: owner.commit(checkpoint(1), {TWO: lambda *_: None}, 1)):
         with pytest.raises(InvalidInput, match=r"shop\.two: is not shop\.one, .* a REST catalog commits each table by"):
             work()
     store = IcebergShardStore(server.catalog(), ONE).add_table(TWO, SCHEMA)
@@ -246,7 +246,7 @@ def test_a_silent_server_does_not_block_an_owner_forever(
     server: RestServer, tables: RestCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, answered = owner_of(server), threading.Event()
-    monkeypatch.setattr(rest, "_TIME_LIMIT_S", (1.0, 0.05))
+    monkeypatch.setattr(rest, "_TIMEOUT_S", (1.0, 0.05))
 
     def silent(carry_out: Carry) -> Answer:
         assert answered.wait(30)
@@ -267,7 +267,7 @@ def test_a_silent_token_server_does_not_block_an_owner_forever(
         host, port = silent.getsockname()
         home["auth"]["oauth2"] |= {"client_secret": "secret", "token_url": f"http://{host}:{port}/token"}
         monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.get_catalog_config", lambda name: home)
-        monkeypatch.setattr(rest, "_TIME_LIMIT_S", (1.0, 0.05))
+        monkeypatch.setattr(rest, "_TIMEOUT_S", (1.0, 0.05))
         with pytest.raises(SqlStoreError, match="catalog lake does not answer: ReadTimeout"):
             IcebergHome.at(f"iceberg://lake/{ONE}")
 
@@ -277,10 +277,10 @@ def test_opening_a_catalog_that_returns_no_settings_times_out(monkeypatch: pytes
         host, port = silent.getsockname()
         home = {"type": "rest", "uri": f"http://{host}:{port}"}
         monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.get_catalog_config", lambda name: home)
-        monkeypatch.setattr(rest, "_TIME_LIMIT_S", (1.0, 0.05))
+        monkeypatch.setattr(rest, "_TIMEOUT_S", (1.0, 0.05))
         with pytest.raises(SqlStoreError, match="catalog lake does not answer: ReadTimeout"):
             IcebergHome.at(f"iceberg://lake/{ONE}")
-        limit_questions()
+        set_configuration_timeout()
         with pytest.raises(requests.ReadTimeout):  # An application's own catalog.
             RestCatalog("lake", uri=home["uri"])
 
@@ -294,25 +294,25 @@ def test_reads_of_a_store_by_url_have_a_time_limit(
     assert isinstance(catalog, RestCatalog)
     limits = {type(each).__name__ for each in catalog._session.adapters.values()}
     catalog._session.close()
-    assert limits == {"_TimeLimited"}
+    assert limits == {"_TimeoutAdapter"}
 
 
-def test_the_fate_of_a_commit_follows_from_the_tables_snapshots(tables: RestCatalog) -> None:
+def test_the_outcome_of_a_commit_follows_from_the_tables_snapshots(tables: RestCatalog) -> None:
     table = tables.load_table(ONE)
     table.append(pa.Table.from_batches([ROWS]))
     table = tables.load_table(ONE)
     before = table.metadata
     transaction = table.transaction()
     transaction.append(pa.Table.from_batches([ROWS]))
-    assert fate_of(transaction, before) is CommitFate.OPEN
+    assert outcome_of(transaction, before) is CommitOutcome.OPEN
     for _ in range(3):
         tables.load_table(ONE).append(pa.Table.from_batches([ROWS]))
     now = tables.load_table(ONE).metadata
-    assert fate_of(transaction, now) is CommitFate.NEVER
+    assert outcome_of(transaction, now) is CommitOutcome.NEVER
     last = now.model_copy(update={"snapshots": [now.current_snapshot()]})
-    assert fate_of(transaction, TableMetadataUtil.parse_obj(last.model_dump(by_alias=True))) is CommitFate.OPEN
+    assert outcome_of(transaction, TableMetadataUtil.parse_obj(last.model_dump(by_alias=True))) is CommitOutcome.OPEN
     tables.drop_table(ONE)
-    assert fate_of(transaction, tables.create_table(ONE, ROWS.schema).metadata) is CommitFate.NEVER
+    assert outcome_of(transaction, tables.create_table(ONE, ROWS.schema).metadata) is CommitOutcome.NEVER
     tables.drop_table(ONE)
 
 

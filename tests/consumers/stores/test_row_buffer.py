@@ -30,10 +30,10 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from coranto.errors import InvalidInput, SqlStoreError
-from coranto_consumers.stores import gathering
+from coranto_consumers.stores import row_buffer
 from coranto_consumers.stores.contract import SHARD, StoreContract, StoreSubject, checkpoint
-from coranto_consumers.stores.gathering import GatheredRows
 from coranto_consumers.stores.merge import MergePlan
+from coranto_consumers.stores.row_buffer import RowBuffer
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.sql_shard import SqlShardStore
 from coranto_consumers.stores.staging import merge_in_transaction
@@ -107,24 +107,24 @@ async def test_every_statement_sees_previously_inserted_rows(store_url: str) -> 
 async def test_rows_are_written_once_a_batch_is_full(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await restored(store_url)
     written: list[int] = []
-    real = GatheredRows.write
+    real = RowBuffer.flush
 
-    def write(rows: GatheredRows, connection: Any) -> None:
+    def flush(rows: RowBuffer, connection: Any) -> None:
         if len(rows):
             written.append(len(rows))
         real(rows, connection)
 
-    monkeypatch.setattr(GatheredRows, "write", write)
+    monkeypatch.setattr(RowBuffer, "flush", flush)
 
     def work() -> None:
-        for number in range(2 * gathering.MAX_ROWS + 1):
+        for number in range(2 * row_buffer.MAX_ROWS + 1):
             store.insert(NUMBERS, {"n": number})
 
     await asyncio.to_thread(work)
     await (await store.start_commit(SHARD, checkpoint(1), []))
-    assert written == [gathering.MAX_ROWS, gathering.MAX_ROWS, 1]
+    assert written == [row_buffer.MAX_ROWS, row_buffer.MAX_ROWS, 1]
     connection = await store.begin()
-    assert connection.execute(select(func.count()).select_from(NUMBERS)).scalar() == 2 * gathering.MAX_ROWS + 1
+    assert connection.execute(select(func.count()).select_from(NUMBERS)).scalar() == 2 * row_buffer.MAX_ROWS + 1
     await store.destroy()
 
 
@@ -144,7 +144,7 @@ async def test_rows_to_merge_wait_for_their_commit_during_the_next_transaction(s
 
 
 async def test_rows_to_merge_are_written_once_a_batch_is_full(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_MAX_MERGED_BYTES", batch(1, 2).nbytes)
+    monkeypatch.setattr(row_buffer, "_MAX_MERGED_BYTES", batch(1, 2).nbytes)
     store = await restored(store_url)
     merged: list[int] = []
 
@@ -152,7 +152,7 @@ async def test_rows_to_merge_are_written_once_a_batch_is_full(store_url: str, mo
         merged.append(rows.num_rows)
         merge_in_transaction(connection, plan, rows)
 
-    monkeypatch.setattr("coranto_consumers.stores.gathering.merge_in_transaction", merge)
+    monkeypatch.setattr("coranto_consumers.stores.row_buffer.merge_in_transaction", merge)
     await asyncio.to_thread(store.merge_batch, NUMBERS, batch(1), ["n"], {})
     assert not merged
     await asyncio.to_thread(store.merge_batch, NUMBERS, batch(2), ["n"], {})
@@ -237,10 +237,10 @@ def test_rows_are_the_same_with_or_without_batching(store_url: str, names: tuple
     with store.engine.begin() as connection:
         for row in rows:
             connection.execute(one.insert().values(row))
-        gathered = GatheredRows()
+        buffer = RowBuffer()
         for row in rows:
-            gathered.add(many, row)
-        gathered.write(connection)
+            buffer.add(many, row)
+        buffer.flush(connection)
         found = [connection.execute(select(table).order_by(table.c.id)).all() for table in (one, many)]
     assert found[0] == found[1]
     assert len(found[0]) == 150
@@ -254,6 +254,8 @@ def test_plain_columns_are_copied_to_postgresql(new_store: Callable[[str], str])
     store.create_tables(table)
     rows = [{"id": n, **{name: COLUMNS[name](n) for name in names}} for n in range(150)]
     with store.engine.begin() as connection:
-        assert gathering._copied(connection, table, ("id", *names), rows)
-        assert not gathering._copied(connection, table, ("id", "upper"), [{"id": n, "upper": "a"} for n in range(99)])
-        assert not gathering._copied(connection, table, ("id",), [{"id": n} for n in range(99)]), "a default is missing"
+        assert row_buffer._copied(connection, table, ("id", *names), rows)
+        assert not row_buffer._copied(connection, table, ("id", "upper"), [{"id": n, "upper": "a"} for n in range(99)])
+        assert not row_buffer._copied(connection, table, ("id",), [{"id": n} for n in range(99)]), (
+            "a default is missing"
+        )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from sqlalchemy import Column, Connection, Dialect, Table, insert
 
 from coranto.errors import InvalidInput
-from coranto_consumers.stores.binding import Row, cleaned, rows_of
+from coranto_consumers.stores.binding import Row, replace_row_surrogates, rows_of
 from coranto_consumers.stores.copying import can_copy, copy_text, copying
 from coranto_consumers.stores.merge import MergePlan
 from coranto_consumers.stores.staging import merge_in_transaction, write_in_transaction
@@ -34,7 +34,7 @@ _Merge: TypeAlias = "tuple[MergePlan, pa.RecordBatch]"
 _Part: TypeAlias = "list[Row] | pa.RecordBatch | _Merge"
 
 
-class GatheredRows:
+class RowBuffer:
     """Rows of one transaction that are not written yet."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class GatheredRows:
         return self._count
 
     @property
-    def are_many(self) -> bool:
+    def is_full(self) -> bool:
         """True if the buffer is full, and must be written now."""
         return self._count >= MAX_ROWS or self._merged_bytes >= _MAX_MERGED_BYTES
 
@@ -87,7 +87,7 @@ class GatheredRows:
             parts = self._places[table, names, self._merges] = []
         return parts
 
-    def write(self, connection: Connection) -> None:
+    def flush(self, connection: Connection) -> None:
         """Write the buffered rows: tables in the order of their first rows, and the rows of each table in order.
 
         Rows that were added before a merge are written before it, and rows that were added after it are written later.
@@ -107,7 +107,7 @@ class GatheredRows:
                     elif not isinstance(part, list):
                         _write_batch(connection, table, part)
                     elif not _copied(connection, table, names, part):
-                        connection.execute(insert(table), [cleaned(row) for row in part])
+                        connection.execute(insert(table), [replace_row_surrogates(row) for row in part])
         except Exception as error:
             self._failure = error
             raise

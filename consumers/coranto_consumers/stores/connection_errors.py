@@ -22,7 +22,7 @@ _OPTIONS_OF_DRIVER: Final = frozenset({"autocommit", "prepare_threshold", "conte
 _TIMEOUT_S: Final = 10.0
 
 
-def explain_refusals(engine: Engine) -> None:
+def explain_connection_errors(engine: Engine) -> None:
     """Set the SQLSTATE of the driver's error when a PostgreSQL server refuses a connection.
 
     Connecting raises InvalidInput for options that the driver does not support.
