@@ -94,14 +94,14 @@ class BatchLedger:
         return self._read_state()[2]
 
     def decide(
-        self, batch: int, decision: Decision, digest: str = "", planned_behind: int | None = None
+        self, batch: int, decision: Decision, digest: str = "", planned_after: int | None = None
     ) -> Decision | None:
         """Record the decision about a batch, unless there is one. Returns the decision in effect.
 
         Returns None if the batch is decided and acknowledged, and the ledger's retention has removed the record.
 
         If a later batch is decided, raises BatchChanged if that was already the case when this batch was planned
-        (`planned_behind` is the writer's last batch at that time), because the writer's checkpoint is outdated.
+        (`planned_after` is the writer's last batch at that time), because the writer's checkpoint is outdated.
         Otherwise raises Fenced.
 
         Raises BatchChanged if the batch is decided with content of another `digest`. A decision of an earlier version
@@ -113,7 +113,7 @@ class BatchLedger:
         while True:
             head, value, known, registers = self._read_state()
             if known is not None and known.batch > batch:
-                raise old_batch(self.writer, batch, known.batch, planned_behind)
+                raise old_batch(self.writer, batch, known.batch, planned_after)
             if known is not None and known.batch == batch:
                 counts = self._read(known)
                 if counts is not None or known.is_acknowledged:

@@ -103,7 +103,7 @@ def transaction(
         result = sequence(journal, source, parts, pruning=Pruning(NOW))
         if result.replay is not None:
             if long is not None and (found := find_long(journal, source, result, max_bytes)) is not None:
-                long.meet([found])
+                long.add([found])
                 return transaction(memory, sources, heads, max_bytes, max_slices, long)
             whole, producers = result.replay
             number = 1000 + 100 * len(results)

@@ -16,12 +16,12 @@ from coranto_consumers.outputs.identity import checked_codes
 
 DEFAULT_TRANSACTION_BYTES: Final = 256 << 20
 DEFAULT_PARTITION_BYTES: Final = 32 << 20
-OF_WINDOWS: Final = frozenset({"atomic", "retry_timeout", "max_partition_bytes", "misfits", "accept_changes"}) | {
+WINDOW_OPTIONS: Final = frozenset({"atomic", "retry_timeout", "max_partition_bytes", "misfits", "accept_changes"}) | {
     *("uuid_pointer", "framing", "registry")
 }
 """The options of a `WindowConsumer`. It reads a window as a whole, so it is always atomic, and fails if content is
 gone."""
-OF_BATCHES: Final = frozenset({"retry_timeout", "misfits", "fail_on_data_loss", "accept_changes"})
+BATCH_OPTIONS: Final = frozenset({"retry_timeout", "misfits", "fail_on_data_loss", "accept_changes"})
 """The options of `exactly_once`. Other options are for reading, and the query's own source reads the batches."""
 _PLAIN: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _POLICIES: Final = {"fail": MisfitPolicy.FAIL, "nulls": MisfitPolicy.NULLS}
@@ -31,7 +31,7 @@ _POLICIES: Final = {"fail": MisfitPolicy.FAIL, "nulls": MisfitPolicy.NULLS}
 class ConsumerOptions:
     """The options of a `SparkConsumer`. Raises InvalidInput for invalid values.
 
-    A `WindowConsumer` accepts only the options in `OF_WINDOWS`, and `exactly_once` only the options in `OF_BATCHES`.
+    A `WindowConsumer` accepts only the options in `WINDOW_OPTIONS`, and `exactly_once` only those in `BATCH_OPTIONS`.
     """
 
     max_transaction_bytes: int = DEFAULT_TRANSACTION_BYTES

@@ -177,7 +177,7 @@ class LongTransactions:
     def __bool__(self) -> bool:
         return bool(self._by_journal)
 
-    def meet(self, found: Iterable[LongTransaction]) -> None:
+    def add(self, found: Iterable[LongTransaction]) -> None:
         """Record long transactions. The input with their acknowledgements must not be committed."""
         for each in found:
             self._by_journal[each.journal] = each

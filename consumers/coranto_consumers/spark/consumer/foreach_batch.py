@@ -33,7 +33,7 @@ from coranto.errors import BatchChanged, CorruptData, InvalidInput, Outcome, Una
 from coranto.messages.checkpoints import Identity, Source
 from coranto_consumers.outputs.dead_letters import DeadLetters
 from coranto_consumers.outputs.identity import IdentityCheck
-from coranto_consumers.spark.application.consumer_options import OF_BATCHES, ConsumerOptions
+from coranto_consumers.spark.application.consumer_options import BATCH_OPTIONS, ConsumerOptions
 from coranto_consumers.spark.application.outputs import Outputs
 from coranto_consumers.spark.consumer.batch_content import (
     BatchContent,
@@ -80,10 +80,10 @@ def exactly_once(
     each batch, and at each failure that is retried. Its report counts batches since the fence was raised (as
     transactions), and has neither rows nor offsets.
 
-    The options in `OF_BATCHES` apply. `misfits` is the policy for rows that the store rejects: they end the query with
-    RejectedRow, or their nullable columns become null (`MisfitPolicy.NULLS`; `outputs` is called again), or they become
-    `DeadLetters` in the same transaction, as lines of JSON. Errors, the log and dead letters identify a message by
-    journal and offset if the batch has these columns of `format("journal")`, otherwise by the batch and the row's
+    The options in `BATCH_OPTIONS` apply. `misfits` is the policy for rows that the store rejects: they end the query
+    with RejectedRow, or their nullable columns become null (`MisfitPolicy.NULLS`; `outputs` is called again), or they
+    become `DeadLetters` in the same transaction, as lines of JSON. Errors, the log and dead letters identify a message
+    by journal and offset if the batch has these columns of `format("journal")`, otherwise by the batch and the row's
     number in it, from 0.
 
     The function raises Fenced when another query has taken the name, InvalidInput for outputs that do not fit and for a
@@ -94,7 +94,7 @@ def exactly_once(
     differs is skipped, and the loss is logged (`batch.content_lost`).
     """
     options = options or ConsumerOptions()
-    options.require_only(OF_BATCHES, "`exactly_once`: the query's source reads the content of batches")
+    options.require_only(BATCH_OPTIONS, "`exactly_once`: the query's source reads the content of batches")
     if client is not None:
         require_client(client)
     elif isinstance(options.misfits, DeadLetters) and options.misfits.journals:

@@ -201,7 +201,7 @@ class Run:
                 long, most = read_now.transactions, self._options.max_transaction_bytes
                 if self._options.atomic:
                     raise too_long_for(long[0], self.sources, most)
-                self._unread.long.meet(long)  # These are delivered in parts.
+                self._unread.long.add(long)  # These are delivered in parts.
                 log_long_transactions(long, self.sources, most)
                 return False
             if not inputs.bound.see(ranges, read_now.rows):

@@ -36,7 +36,7 @@ from coranto_consumers.journals.discovery import cuts_of
 from coranto_consumers.journals.ranges import Range
 from coranto_consumers.outputs.dead_letters import DeadLetters
 from coranto_consumers.outputs.identity import IdentityCheck, sources_of
-from coranto_consumers.spark.application.consumer_options import OF_WINDOWS, ConsumerOptions
+from coranto_consumers.spark.application.consumer_options import WINDOW_OPTIONS, ConsumerOptions
 from coranto_consumers.spark.application.outputs import SparkApplication
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.progress import NOTHING, Hooks, Step
@@ -66,7 +66,7 @@ class WindowConsumer:
 
     The application's outputs must be tables. Their column `coranto_window` (BIGINT NOT NULL) is part of each key; this
     class fills it. `name` is the consumer's name, by default the application's name. Each window has its own fence.
-    `store` is a SQLAlchemy URL. Only the options in `OF_WINDOWS` apply. Dead letters must go to a table, made by
+    `store` is a SQLAlchemy URL. Only the options in `WINDOW_OPTIONS` apply. Dead letters must go to a table, made by
     `dead_letter_table(…, by_window=True)`.
 
     The store records the application's selector of sources, its outputs and the store's location for all windows of
@@ -87,7 +87,7 @@ class WindowConsumer:
     ) -> None:
         options = options or ConsumerOptions()
         options.require_only(
-            OF_WINDOWS, "a consumer by windows: a window is read as a whole, and fails if content is gone"
+            WINDOW_OPTIONS, "a consumer by windows: a window is read as a whole, and fails if content is gone"
         )
         name = application.name if name is None else name
         misfits = options.misfits

@@ -200,8 +200,8 @@ class StreamQueryWriter(_ToStream, DataSourceStreamArrowWriter):
         query = self._query(written)
         digest = str(RowDigest.of(each.digest for each in written))
         try:
-            behind = written[0].planned_behind
-            is_new = self._commit(written, writer=query, batch=batchId, digest=digest, planned_behind=behind)
+            planned_after = written[0].planned_after
+            is_new = self._commit(written, writer=query, batch=batchId, digest=digest, planned_after=planned_after)
         except BatchChanged as error:
             counts = ({part.journal: part.events} for each in written for part in each.pending)
             with errors_to_driver():

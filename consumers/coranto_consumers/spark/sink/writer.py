@@ -60,7 +60,7 @@ class WrittenPartition(WriterCommitMessage, Generic[P]):
     pending: P
     query: str | None = None
     digest: RowDigest = field(default_factory=RowDigest)
-    planned_behind: int | None = None
+    planned_after: int | None = None
     """The last decided batch of the query when this batch was planned."""
     run: str | None = None
     use: Use | None = None
@@ -244,7 +244,7 @@ class JournalStreamWriter(_ToJournals, DataSourceStreamArrowWriter):
                 finish_batch(client, ledger, known.batch)
             digest = str(RowDigest.of(each.digest for each in written))
             try:
-                counts = ledger.decide(batchId, mine, digest, written[0].planned_behind)
+                counts = ledger.decide(batchId, mine, digest, written[0].planned_after)
             except Fenced:
                 self._roll_back(written)
                 raise

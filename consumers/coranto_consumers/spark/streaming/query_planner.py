@@ -42,7 +42,7 @@ _THREADS: Final = 8
 
 
 _IDLE_SECONDS: Final = 0.1
-"""The minimum seconds between two requests for heads. Spark itself would ask without a pause."""
+"""The minimum seconds between two requests for heads. Spark itself would request them without a pause."""
 
 
 class QueryJournals:
@@ -51,7 +51,7 @@ class QueryJournals:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._client: SyncJournalClient | None = None
-        self._asked = 0.0
+        self._refreshed_at = 0.0
         self.heads: dict[str, ContentExtent] = {}
 
     @property
@@ -60,17 +60,17 @@ class QueryJournals:
             self._client = task_client(self._options.client, self._options.cache_bytes)
         return self._client
 
-    def ask(self) -> dict[str, ContentExtent]:
+    def refresh(self) -> dict[str, ContentExtent]:
         self.heads = contents(self.client, self._options.selected.list(self.client, self._options.labels))
-        self._asked = time.monotonic()
+        self._refreshed_at = time.monotonic()
         return self.heads
 
-    def ask_again(self) -> dict[str, ContentExtent]:
-        """Call `ask`, but wait if the last call was too recent."""
-        since = time.monotonic() - self._asked
+    def refresh_throttled(self) -> dict[str, ContentExtent]:
+        """Call `refresh`, but wait if the last call was too recent."""
+        since = time.monotonic() - self._refreshed_at
         if since < _IDLE_SECONDS:
             time.sleep(_IDLE_SECONDS - since)
-        return self.ask()
+        return self.refresh()
 
     def close(self) -> None:
         if self._client is not None:
@@ -176,7 +176,7 @@ class QueryPlanner:
 
     def plan_again(self, start: dict[str, Any], end: dict[str, Any]) -> dict[str, JournalBatch]:
         """Plan a batch of the checkpoint again. Raises as `plan` does, and if its content is gone."""
-        heads = self._journals.ask()
+        heads = self._journals.refresh()
         begun, ended = self.accepted(loads(start), heads), self.accepted(loads(end), heads)
         batches = {}
         for name, position in ended.items():

@@ -77,7 +77,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             starting, times = self._options.starting, self._options.source.times
             found: Mapping[str, Position | None]
             if times.starting is not None:
-                client, heads = self._journals.client, self._journals.ask()
+                client, heads = self._journals.client, self._journals.refresh()
                 found = {
                     name: _position(times.of(name).first_offset(client, name, each.begin, each.head), each)
                     for name, each in heads.items()
@@ -85,7 +85,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif starting == {}:
                 found = {}
             else:
-                heads = self._journals.ask()
+                heads = self._journals.refresh()
                 found = dict.fromkeys(open_journals(heads, heads_of(heads))) if starting is None else starting
                 if unknown := sorted(found.keys() - heads.keys()):
                     problem = f"names {unknown[0]}, which is not among the journals that are read: "
@@ -99,7 +99,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         with errors_to_driver():
-            self._target = wait_until_sealed(self._journals.ask, self._options.source.client.retry_timeout)
+            self._target = wait_until_sealed(self._journals.refresh, self._options.source.client.retry_timeout)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the journals' heads, for the query's progress."""
@@ -108,7 +108,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @errors_to_driver()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Plan the next batch, and return its end. Returns `start` if there is nothing to read yet."""
-        heads = self._target or self._journals.ask_again()
+        heads = self._target or self._journals.refresh_throttled()
         begun = self._planner.without_gone(self._planner.accepted(loads(start), heads), heads)
         states = self._planner.entry(begun, heads)
         limited = not isinstance(limit, ReadAllAvailable)

@@ -61,14 +61,14 @@ def last_batches(registers: pb.LabelSet) -> dict[str, int]:
     return {writer: int(number) for writer, number in found.items() if number.isdecimal()}
 
 
-def old_batch(writer: str, batch: int, last: int, planned_behind: int | None) -> CorantoError:
+def old_batch(writer: str, batch: int, last: int, planned_after: int | None) -> CorantoError:
     """Return the error for a batch that arrives after the decision of its writer's later batch `last`.
 
-    `planned_behind` is the writer's last batch when this batch was planned; None if there was none, or it is unknown.
+    `planned_after` is the writer's last batch when this batch was planned; None if there was none, or it is unknown.
     It distinguishes a process that another process has overtaken (Fenced) from a process with an old checkpoint
     (BatchChanged).
     """
-    if planned_behind is None or planned_behind <= batch:
+    if planned_after is None or planned_after <= batch:
         return Fenced(
             f"batch {batch} of {writer} is old: batch {last} is written already. Another process with the same "
             "checkpoint has continued with its work; stop this one"

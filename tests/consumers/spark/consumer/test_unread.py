@@ -66,7 +66,7 @@ def test_a_long_transaction_is_due_despite_blank_rows_before_its_acknowledgement
     producer, unread = ProducerId(b"\1abcde"), up_to(a=500)
     before = {"a": Source(398, {producer: ProducerState(1, 0)})}
     met = LongTransaction("a", producer, 400)
-    unread.long.meet([met])
+    unread.long.add([met])
     assert unread.long.due(before, 100) is None
     ranges = unread.plan(before, 100)
     assert ranges == [Range("a", 398, 400, 400)]

@@ -340,7 +340,7 @@ def test_with_two_drivers_on_one_checkpoint_the_outdated_one_is_fenced(shop):
     with pytest.raises(
         BatchChanged, match=r"batch 0 of .* is 2 batches older than the last written one.*: 10 for |now"
     ):
-        restored.commit([replace(attempt(restored, 0, 10), planned_behind=restored._last_batches[QUERY])], 0)
+        restored.commit([replace(attempt(restored, 0, 10), planned_after=restored._last_batches[QUERY])], 0)
     two.commit([replace(two.write(iter(())), query=QUERY)], 2)  # An empty batch is decided, too.
     two.commit([attempt(two, 20, 30)], 3)
 

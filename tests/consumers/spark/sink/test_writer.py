@@ -288,7 +288,7 @@ def test_with_two_drivers_on_one_checkpoint_the_outdated_one_is_fenced(job):
     with pytest.raises(
         BatchChanged, match=r"batch 0 of .* is 2 batches older than the last written one.*: 10 for |now"
     ):
-        restored.commit([replace(attempt(restored, 0, 10), planned_behind=restored._last_batches[QUERY])], 0)
+        restored.commit([replace(attempt(restored, 0, 10), planned_after=restored._last_batches[QUERY])], 0)
     other = job.stream_writer()
     other.commit([attempt(other, 50, 60, "other-query")], 0)
     assert job.numbers() == [*range(20), *range(50, 60)]

@@ -36,9 +36,9 @@ def test_registers_contain_the_last_batch_of_each_writer():
     }
 
 
-@pytest.mark.parametrize("planned_behind", [None, 1, 2])
-def test_a_batch_overtaken_after_it_was_planned_is_fenced(planned_behind):
-    error = old_batch("query-1", 2, 4, planned_behind)
+@pytest.mark.parametrize("planned_after", [None, 1, 2])
+def test_a_batch_overtaken_after_it_was_planned_is_fenced(planned_after):
+    error = old_batch("query-1", 2, 4, planned_after)
     assert isinstance(error, Fenced)
     assert "batch 2 of query-1 is old: batch 4 is written already. Another process" in str(error)
 

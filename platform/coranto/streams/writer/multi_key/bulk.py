@@ -162,7 +162,7 @@ class BulkCommitter:
         accept_loss: bool = False,
         kept: KeptBatches | None = None,
         digest: str = "",
-        planned_behind: int | None = None,
+        planned_after: int | None = None,
     ) -> bool:
         """Commit parts as one transaction. Returns False if the `batch` of a `writer` was already committed.
 
@@ -170,7 +170,7 @@ class BulkCommitter:
         with `kept` must be enlisted, and has batches above 0.
 
         If a later batch of the writer is committed, raises BatchChanged if that was so when this batch was planned
-        (`planned_behind` is the writer's last batch at that time), and otherwise Fenced. Raises BatchChanged if this
+        (`planned_after` is the writer's last batch at that time), and otherwise Fenced. Raises BatchChanged if this
         batch is committed with another `digest` (if both are known). Raises InvalidInput for a batch above 0 if the
         stream knows no batch of the writer, unless `accept_loss`: the stream was recreated, or all brokers of its
         decisions were lost. Raises StreamChanged if a part cannot be moved to the successors of its segment, or the
@@ -184,7 +184,7 @@ class BulkCommitter:
             validate_batch_writer(writer)
         placed, doubt = list(parts), _Doubt()
         try:
-            committed = await self._decided(placed, doubt, writer, batch, accept_loss, kept, digest, planned_behind)
+            committed = await self._decided(placed, doubt, writer, batch, accept_loss, kept, digest, planned_after)
         except CorantoError as error:
             if doubt.reason is not None:  # A rollback would drop events that may be decided.
                 raise self._log.unknown(doubt.reason, error) from error
@@ -204,7 +204,7 @@ class BulkCommitter:
         accept_loss: bool,
         kept: KeptBatches | None,
         digest: str,
-        planned_behind: int | None,
+        planned_after: int | None,
     ) -> bool:
         """Decide and acknowledge the parts; replace moved parts. Returns False if the batch was already committed."""
         txn, retry = self._log.new_transaction(), Retry(self._retry_timeout)
@@ -215,7 +215,7 @@ class BulkCommitter:
             known = _parsed(value) if value else None
             if known is not None and known.batch > batch and kept is None:
                 doubt.of_earlier = False  # A batch is decided only after all acknowledgements of the previous one.
-                raise old_batch(writer, batch, known.batch, planned_behind)
+                raise old_batch(writer, batch, known.batch, planned_after)
             if known is not None and not known.is_done:
                 await self._decisions.finish(snapshot.gate)
             doubt.of_earlier = False
