@@ -97,7 +97,7 @@ class RoundParts(Hooks):
         self._before = self._totals()
         self._last = time.monotonic()
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         if step in PARTS:
             self._ended(PARTS[step])
 

@@ -50,7 +50,7 @@ class KillsTheBroker(Hooks):
         self._cluster = cluster
         self._due = {Step.PLANNED, Step.STAGED, Step.COMMITTED}
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         if step in self._due:
             self._due.discard(step)
             self._cluster.kill_broker()

@@ -45,7 +45,7 @@ class CrashAt(Hooks):
     def __init__(self, step: Step) -> None:
         self.step = step
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         if step is self.step:
             raise KeyboardInterrupt
 

@@ -74,7 +74,7 @@ class KillsExecutors(Hooks):
         self._threads: list[threading.Thread] = []
         self.killed: list[str] = []
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         if step not in self._due:
             return
         self._due.discard(step)

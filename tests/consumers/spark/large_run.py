@@ -84,7 +84,7 @@ class _Crash(Exception):
 class CrashAfterACommit(Hooks):
     """End a consumer after its first commit, before the acknowledgements, while the next input is read."""
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         if step is Step.COMMITTED:
             raise _Crash
 

@@ -23,7 +23,7 @@ class Restart(Hooks):
         self._server, self._step, self._crash = server, step, crash
         self._is_due = True
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         if step is self._step and self._is_due:
             self._is_due = False
             self._server.restart(crash=self._crash)

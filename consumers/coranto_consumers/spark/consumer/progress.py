@@ -34,7 +34,7 @@ class Step(enum.Enum):
 class Hooks:
     """Hooks that a consumer calls while it runs. An exception from a hook ends the consumer there, as a crash would."""
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         """Handle the completion of `step`."""
 
     def commit(self, connection: Connection) -> None:

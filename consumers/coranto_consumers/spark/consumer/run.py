@@ -132,7 +132,7 @@ class Run:
                 self._record()
                 return
             self._times.ended("planning")
-            self._owner.hooks.reached(Step.PLANNED)
+            self._owner.hooks.on_step(Step.PLANNED)
             is_last = most is not None and self.report.transactions + 1 >= most
             try:
                 with errors_of_tasks():
@@ -235,7 +235,7 @@ class Run:
     def _finish(
         self, transaction: ConsumerTransaction, read: Input, prefetch: Prefetch, ranges: Sequence[Range] = ()
     ) -> bool:
-        self._owner.hooks.reached(Step.SEQUENCED)
+        self._owner.hooks.on_step(Step.SEQUENCED)
         transaction.run(read, prefetch)
         self.sources = read.sources
         lasting = self._open_transactions.observe(read.sources)

@@ -41,7 +41,7 @@ from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.outputs.staging import Published, publish_journal_outputs
 from coranto_consumers.spark.outputs.stores import Merged, OutputStore, SqlOutputs
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
-from coranto_consumers.spark.sink.producer_ids import SettledIds
+from coranto_consumers.spark.sink.producer_ids import ReleasedIds
 from coranto_consumers.stores.reading import ICEBERG
 from coranto_consumers.stores.sql import SqlStore
 
@@ -103,7 +103,7 @@ class Owner:
     identity: IdentityCheck
     hooks: Hooks
     fence: int = 0
-    ids: SettledIds = field(default_factory=SettledIds)
+    ids: ReleasedIds = field(default_factory=ReleasedIds)
     commits: RunCommits = field(default_factory=RunCommits)
     is_compared: bool = False
     """True if this instance has compared its outputs with their tables."""
@@ -157,13 +157,13 @@ class Owner:
     def recover(self, checkpoint: Checkpoint, connect: Connect) -> int:
         """Append the checkpoint's acknowledgements again, and delete stale rows. Return the number of journals."""
         self.ids.begin(self.fence)
-        self.hooks.reached(Step.FENCED)
+        self.hooks.on_step(Step.FENCED)
         replayed = 0
         if checkpoint.ack_intents:
             with connect() as client:
                 replayed, _ = acknowledge(client, checkpoint.ack_intents)
         self.store.sweep(self.shard, self._stale_below)
-        self.hooks.reached(Step.RECOVERED)
+        self.hooks.on_step(Step.RECOVERED)
         return replayed
 
     def rejection(self, made: Outputs) -> RejectedRow | None:
@@ -238,13 +238,13 @@ class ConsumerTransaction:
                 self._roll_back(error)
             raise
         self._times.ended("committing")
-        hooks.reached(Step.COMMITTED)
+        hooks.on_step(Step.COMMITTED)
         if self._published.intents:
             _, may_repeat = acknowledge(self._client(), self._published.intents)
             if not may_repeat:
-                self._owner.ids.settle(self._published.uses)
+                self._owner.ids.release(self._published.uses)
         self._times.ended("acknowledging")
-        hooks.reached(Step.ACKNOWLEDGED)
+        hooks.on_step(Step.ACKNOWLEDGED)
         self.report = replace(self.report, seconds=self._times.added_to(self.report.seconds))
         self._owner.commits.report = self.report
 
@@ -260,10 +260,10 @@ class ConsumerTransaction:
             self._written = owner.store.write_all(made, owner.shard, owner.fence) if made else []
             if not made:
                 return
-        owner.hooks.reached(Step.STAGED)
+        owner.hooks.on_step(Step.STAGED)
         if not self._is_expected and (journals := [output for outputs in made for output in outputs.journals]):
             self._published = publish_journal_outputs(journals, self._client(), owner.ids)
-        owner.hooks.reached(Step.PUBLISHED)
+        owner.hooks.on_step(Step.PUBLISHED)
 
     def _commit(self, read: Input) -> None:
         before = self.report
@@ -278,7 +278,7 @@ class ConsumerTransaction:
         )
 
         def merged() -> None:
-            self._owner.hooks.reached(Step.MERGED)
+            self._owner.hooks.on_step(Step.MERGED)
             self._is_committing = True
 
         checkpoint = Checkpoint(read.sources, self._published.intents, batch=read.record)

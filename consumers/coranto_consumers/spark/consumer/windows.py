@@ -175,13 +175,13 @@ class WindowConsumer:
                 delete_shards(self._store, connection, lambda found: is_merged(self.name, found, windows))
         except SQLAlchemyError as error:
             raise self._store.failure("stale staged rows could not be deleted", error) from error
-        self._hooks.reached(Step.FENCED)
+        self._hooks.on_step(Step.FENCED)
         with SyncJournalClient.of(self._config) as client:
             _require_same_journals(client, window, self._input)
             reader = self._input.reader()
             sources = self._sources(reader, client, known, window)
             ranges, cuts, sources, pruning = _plan(client, window, sources)
-            self._hooks.reached(Step.PLANNED)
+            self._hooks.on_step(Step.PLANNED)
             letters = self._misfits.table if isinstance(self._misfits, DeadLetters) else None
             if letters is not None:
                 self._store.create_tables(letters)
@@ -191,7 +191,7 @@ class WindowConsumer:
             with reader.read(ranges, sources, cuts, pruning) as read:
                 assert isinstance(read, Input)  # A window is read as a whole.
                 _require_whole(window, read.sources)
-                self._hooks.reached(Step.SEQUENCED)
+                self._hooks.on_step(Step.SEQUENCED)
                 done = ConsumerTransaction(owner, NOTHING, lambda: nullcontext(client)).run(read)
                 return WindowReport(window, done.messages, done.rows, fence, done.misfits)
 

@@ -24,7 +24,7 @@ from coranto_consumers.spark.outputs.tasks import PUBLISHED, PublishTask
 from coranto_consumers.spark.session.access import for_tasks
 from coranto_consumers.spark.session.sessions import described
 from coranto_consumers.spark.sink.message_rows import is_encodable, require_text_keys
-from coranto_consumers.spark.sink.producer_ids import SettledIds, Use
+from coranto_consumers.spark.sink.producer_ids import ReleasedIds, Use
 from coranto_consumers.stores.merge import MergePlan, merge_staged, plan_merge
 from coranto_consumers.stores.staged_sql import StagedSql
 from coranto_consumers.stores.staging import merge_in_transaction, write_in_transaction
@@ -138,14 +138,14 @@ def can_carry(plan: MergePlan) -> bool:
 
 
 def publish_journal_outputs(
-    outputs: Sequence[JournalOutput], client: SyncJournalClient, ids: SettledIds | None = None
+    outputs: Sequence[JournalOutput], client: SyncJournalClient, ids: ReleasedIds | None = None
 ) -> Published:
     """Publish the messages of outputs as pending, under producer ids of `ids`, or new ones. Raises InvalidInput."""
     intents: defaultdict[str, bytes] = defaultdict(bytes)
     rollbacks: defaultdict[str, bytes] = defaultdict(bytes)
     uses: dict[ProducerId, Use] = {}
     messages = 0
-    pool = (ids or SettledIds()).pool()
+    pool = (ids or ReleasedIds()).pool()
     for output in outputs:
         found = list_journals(client, output.journals, field="journal output")
         journals = tuple(info.name for info in found)

@@ -3,16 +3,17 @@
 Only clocks distinguish a producer's messages. So two attempts must never write under one id at the same time, and an
 acknowledgement of an earlier use must never arrive during a later use:
 
-- An id belongs to the executor that created it. The executor's tasks **take** ids by renaming files, so that each id is
-  taken by only one task.
-- An id is free again once its last use is **settled**: the transaction has committed, and its acknowledgements are
-  appended, each by a single append attempt. A failed or losing attempt is never settled, so its id is never reused.
+- An id belongs to the executor that created it. The executor's tasks **acquire** ids by renaming files, so that each id
+  is acquired by only one task.
+- A use of an id is **released** once its transaction has committed, and its acknowledgements are appended, each by a
+  single append attempt. Then the id is free again. A failed or losing attempt is never released, so its id is never
+  reused.
 - Only one instance of a consumer uses a folder, with consecutive fences. After a gap, another instance may append the
   last acknowledgements again at any time, so the instance switches to a new folder.
 
-A consumer's driver keeps the settled uses in memory (`SettledIds`). Spark plans and commits a query's batch in
-different processes, which share settled uses in a file per run of the query (`settled_pools`, `settle`). There, a use
-is settled once its batch is decided and acknowledged exactly once, and no other process has taken over the batch
+A consumer's driver keeps the released uses in memory (`ReleasedIds`). Spark plans and commits a query's batch in
+different processes, which share released uses in a file per run of the query (`released_pools`, `release`). There, a
+use is released once its batch is decided and acknowledged exactly once, and no other process has taken over the batch
 (`coranto.publication.batch_ledger`). A restarted query, or a query whose file is lost, begins with new ids.
 """
 
@@ -34,8 +35,8 @@ from pyspark import TaskContext
 from coranto.messages.uuids import ProducerClock, ProducerId, clock_to_ns, new_producer_id
 from coranto_consumers.spark.session.fetching import executor_folder
 
-_MAX_SETTLED: Final = 1_000
-"""The maximum number of settled uses that tasks get. The ids of older uses are not reused."""
+_MAX_RELEASED: Final = 1_000
+"""The maximum number of released uses that tasks get. The ids of older uses are not reused."""
 _TAKEN, _FREE = "taken", "free"
 _RUN: Final = "spark.jobGroup.id"
 """The local property with the id of a query's run, which tasks can read."""
@@ -52,7 +53,7 @@ class Use(NamedTuple):
     clock: int = 0
 
 
-class TakenId(NamedTuple):
+class AcquiredId(NamedTuple):
     """A producer id for one attempt of a task."""
 
     use: Use
@@ -66,20 +67,20 @@ class IdPool:
 
     name: str | None = None
     """The name of the instance's folders. None: all ids are new."""
-    settled: tuple[Use, ...] = ()
+    released: tuple[Use, ...] = ()
 
-    def take(self, folder: Path | None) -> TakenId:
-        """Return a settled id from an executor's folder, or a new id if there is none or the folder is unusable."""
+    def acquire(self, folder: Path | None) -> AcquiredId:
+        """Return a released id from an executor's folder, or a new id if there is none or the folder is unusable."""
         try:
-            found = self._take_settled(folder / "coranto-producers" / self.name) if folder and self.name else None
+            found = self._acquire_released(folder / "coranto-producers" / self.name) if folder and self.name else None
         except OSError as error:
             _log.warning("producer.id_not_reused", folder=str(folder), error=str(error))
             found = None
-        return found or _taken(new_producer_id(os.urandom), uuid.uuid4().hex)
+        return found or _acquired(new_producer_id(os.urandom), uuid.uuid4().hex)
 
-    def _take_settled(self, folder: Path) -> TakenId:
+    def _acquire_released(self, folder: Path) -> AcquiredId:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for producer, token, clock in self.settled:
+        for producer, token, clock in self.released:
             # Another task may have freed the id already, or the id belongs to another executor.
             with suppress(FileNotFoundError):
                 (folder / f"{_TAKEN}-{producer.hex()}-{token}").rename(folder / f"{_FREE}-{producer.hex()}-{clock}")
@@ -88,20 +89,20 @@ class IdPool:
             _, name, clock_text = path.name.split("-")
             with suppress(FileNotFoundError):  # Another task was faster.
                 path.rename(folder / f"{_TAKEN}-{name}-{mine}")
-                return _taken(ProducerId(bytes.fromhex(name)), mine, int(clock_text))
+                return _acquired(ProducerId(bytes.fromhex(name)), mine, int(clock_text))
         producer = new_producer_id(os.urandom)
         (folder / f"{_TAKEN}-{producer.hex()}-{mine}").touch()
-        return _taken(producer, mine)
+        return _acquired(producer, mine)
 
 
-def _taken(producer: ProducerId, token: str, behind: int = 0) -> TakenId:
+def _acquired(producer: ProducerId, token: str, last_clock: int = 0) -> AcquiredId:
     clock = ProducerClock(time.time_ns)
-    clock.update(clock_to_ns(behind))
-    return TakenId(Use(producer, token), clock)
+    clock.update(clock_to_ns(last_clock))
+    return AcquiredId(Use(producer, token), clock)
 
 
 @dataclass(slots=True)
-class SettledIds:
+class ReleasedIds:
     """The driver's record of the ids that the tasks of one instance may reuse."""
 
     _fence: int = 0
@@ -118,7 +119,7 @@ class SettledIds:
     def pool(self) -> IdPool:
         return IdPool(self._name, tuple(self._uses.values()))
 
-    def settle(self, uses: Iterable[Use]) -> None:
+    def release(self, uses: Iterable[Use]) -> None:
         """Record uses whose transaction has committed, and whose acknowledgements are appended."""
         self._uses = _latest(self._uses, uses)
 
@@ -128,7 +129,7 @@ def _latest(known: Mapping[ProducerId, Use], uses: Iterable[Use]) -> dict[Produc
     for use in uses:
         found.pop(use.producer, None)
         found[use.producer] = use
-    return dict(list(found.items())[-_MAX_SETTLED:])
+    return dict(list(found.items())[-_MAX_RELEASED:])
 
 
 def run_of_task() -> str | None:
@@ -138,7 +139,7 @@ def run_of_task() -> str | None:
     return run if run.replace("-", "").isalnum() else None  # It is used in file names.
 
 
-def settled_pools() -> dict[str, IdPool]:
+def released_pools() -> dict[str, IdPool]:
     """Return the ids that tasks of the latest runs may reuse, by run. Deletes the files of older runs."""
     folder = _folder()
     if folder is None:
@@ -153,8 +154,8 @@ def settled_pools() -> dict[str, IdPool]:
         return {}
 
 
-def settle(run: str | None, uses: Iterable[Use]) -> None:
-    """Record settled uses of a run."""
+def release(run: str | None, uses: Iterable[Use]) -> None:
+    """Record released uses of a run."""
     folder = _folder()
     if folder is None or run is None:
         return

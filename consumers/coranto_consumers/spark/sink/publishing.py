@@ -19,7 +19,7 @@ from coranto.messages.mapping import MappingName
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
 from coranto_consumers.spark.session.fetching import executor_folder
 from coranto_consumers.spark.sink.message_rows import RowDigest, Rows
-from coranto_consumers.spark.sink.producer_ids import IdPool, TakenId, Use
+from coranto_consumers.spark.sink.producer_ids import AcquiredId, IdPool, Use
 
 _APPEND_BYTES: Final = 4 << 20
 _PENDING_BYTES: Final = 32 << 20
@@ -63,7 +63,7 @@ class PendingPublisher:
         journals: Sequence[str],
         mapping: MappingName,
         framing: JsonLines,
-        taken: TakenId,
+        acquired: AcquiredId,
         digest: RowDigest | None = None,
     ) -> None:
         self._digest = digest
@@ -71,7 +71,7 @@ class PendingPublisher:
         self._journals = tuple(journals)
         self._mapping = mapping
         self._framing = framing
-        self._producer, self._clock = taken.use.producer, taken.clock
+        self._producer, self._clock = acquired.use.producer, acquired.clock
         self._service = client.append_service(batch_bytes=_APPEND_BYTES, pending_bytes=_PENDING_BYTES)
         self._held: dict[str, list[bytes]] = {}
         self._sizes: dict[str, int] = {}
@@ -170,8 +170,8 @@ def publish(
     digest: RowDigest | None = None,
 ) -> tuple[Pending, Use]:
     """Publish rows with their keys and journals under an id from a pool. Return the pending messages and the use."""
-    taken = pool.take(executor_folder())
-    publisher = PendingPublisher(client, journals, mapping, framing, taken, digest)
+    acquired = pool.acquire(executor_folder())
+    publisher = PendingPublisher(client, journals, mapping, framing, acquired, digest)
     try:
         for each in parts:
             publisher.add(*each)
@@ -179,4 +179,4 @@ def publish(
     except BaseException as error:
         publisher.roll_back(error)
         raise
-    return pending, taken.use._replace(clock=taken.clock.tick())
+    return pending, acquired.use._replace(clock=acquired.clock.tick())

@@ -39,7 +39,7 @@ from coranto_consumers.spark.session.access import for_tasks
 from coranto_consumers.spark.session.task_errors import errors_to_driver
 from coranto_consumers.spark.session.versions import DataSourceStreamArrowWriter
 from coranto_consumers.spark.sink.message_rows import RowDigest
-from coranto_consumers.spark.sink.producer_ids import IdPool, Use, run_of_task, settle, settled_pools
+from coranto_consumers.spark.sink.producer_ids import IdPool, Use, release, released_pools, run_of_task
 from coranto_consumers.spark.sink.publishing import Pending, publish
 from coranto_consumers.spark.sink.sink_options import RowForm, SinkOptions
 
@@ -220,7 +220,7 @@ class JournalStreamWriter(_ToJournals, DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite, streaming=True)
-        self._pools = settled_pools()
+        self._pools = released_pools()
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         run, digest = run_of_task(), RowDigest()
@@ -255,7 +255,7 @@ class JournalStreamWriter(_ToJournals, DataSourceStreamArrowWriter):
             if counts is not None and counts.producer == mine.producer:
                 may_repeat = append_intents(client, counts)
                 if ledger.acknowledge(batchId) and not may_repeat:
-                    settle(written[0].run, [each.use for each in written if each.use is not None])
+                    release(written[0].run, [each.use for each in written if each.use is not None])
                 return
             finish_batch(client, ledger, batchId)
         messages_before = None if counts is None else counts.messages

@@ -222,7 +222,7 @@ def test_each_transaction_is_a_trace_of_its_phases(spark, world, sqlite_url):
     limits = {"max_transaction_bytes": 4_000, "max_partition_bytes": 1_500}
 
     class Failing(Hooks):
-        def reached(self, step: Step) -> None:
+        def on_step(self, step: Step) -> None:
             if step is Step.MERGED:
                 raise InvalidInput("a secret value")
 
@@ -276,7 +276,7 @@ def test_a_continuous_run_reads_concurrent_writes_under_one_fence(spark, world, 
     class Busy(Hooks):
         """Publish before the first two transactions have committed."""
 
-        def reached(self, step: Step) -> None:
+        def on_step(self, step: Step) -> None:
             if step is Step.STAGED and len(taken) < 3:
                 world.publish(10)
 
@@ -335,7 +335,7 @@ class CrashAt(Hooks):
     def __init__(self, step: Step) -> None:
         self.step = step
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         if step is self.step:
             raise Crash(step)
 
@@ -415,7 +415,7 @@ class TakenOver(Hooks):
         self.step = step
         self.successor = [successor]
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         if step is self.step and self.successor:
             self.successor.pop()()
 
@@ -635,7 +635,7 @@ def test_a_read_only_journal_does_not_block_acknowledgements_of_others(spark, wo
     protected, writable = ALERTS
 
     class Protect(Hooks):
-        def reached(self, step: Step) -> None:
+        def on_step(self, step: Step) -> None:
             if step is Step.COMMITTED:
                 world.broker.fake.journals[protected].spec.flags = pb.JournalSpec.O_RDONLY
 

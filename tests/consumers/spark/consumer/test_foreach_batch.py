@@ -55,7 +55,7 @@ class Dying(Hooks):
     def __init__(self, step: Step | None) -> None:
         self.step = step
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         if step is self.step:
             raise RuntimeError(f"died: {step.name}")
 

@@ -38,7 +38,7 @@ class Waiting(Hooks):
     def __init__(self, outage: Outage, step: Step | None = None) -> None:
         self._outage, self._step = outage, step
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         if step is self._step:
             self._outage.begin()
 
@@ -228,7 +228,7 @@ def test_a_query_stopped_during_an_outage_ends_and_its_batch_is_repeated(batches
         waiting, stopping = threading.Event(), threading.Event()
 
         class Stopped(Hooks):
-            def reached(self, step: Step) -> None:
+            def on_step(self, step: Step) -> None:
                 if step is Step.MERGED:
                     proxied.outage.begin()
 
@@ -292,7 +292,7 @@ class AtTask(Waiting):
         super().__init__(proxied.outage)
         self._proxied, self._before_tasks = proxied, before_tasks
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         if step is self._before_tasks and not self._outage.has_been:
             self._proxied.outage_at_connection(2)
 
@@ -392,7 +392,7 @@ def test_a_consumer_continues_on_a_standby_once_it_is_promoted(spark, broker):
                 proxied.serve_from(standby.port)
 
             class Failover(Waiting):
-                def reached(self, step: Step) -> None:
+                def on_step(self, step: Step) -> None:
                     if step is Step.SEQUENCED and world.committed[-1]["n"] > 20:
                         self._outage.begin()
 

@@ -97,7 +97,7 @@ class Recorder(Hooks):
     def __init__(self) -> None:
         self.steps: list[Step] = []
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         self.steps.append(step)
 
 

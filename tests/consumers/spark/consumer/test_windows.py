@@ -239,7 +239,7 @@ class Interrupted(Hooks):
         self.step = step
         self.what = what
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         if step is self.step:
             self.what()
 

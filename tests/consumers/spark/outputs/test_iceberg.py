@@ -179,7 +179,7 @@ class Trap(Hooks):
         self._original = getattr(catalog, step)
         self._arm = lambda: monkeypatch.setattr(catalog, step, self._met)
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         if step is self._armed_by:
             self._arm()
 
@@ -230,7 +230,7 @@ class Outage(Hooks):
 
         self._arm = lambda: monkeypatch.setattr(catalog, step, met)
 
-    def reached(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         if step is self._armed_by:
             self._arm()
 

@@ -1,4 +1,4 @@
-"""Tasks reuse a producer id once its last use is settled, and never two tasks concurrently."""
+"""Tasks reuse a producer id once its last use is released, and never two tasks concurrently."""
 
 import concurrent.futures
 import time
@@ -6,91 +6,93 @@ import time
 from structlog.testing import capture_logs
 
 from coranto.messages.uuids import clock_from_ns
-from coranto_consumers.spark.sink.producer_ids import IdPool, SettledIds, Use
+from coranto_consumers.spark.sink.producer_ids import IdPool, ReleasedIds, Use
 
 
-def settled(driver: SettledIds, *taken) -> None:
-    driver.settle(Use(use.producer, use.token, clock.tick()) for use, clock in taken)
+def release(driver: ReleasedIds, *acquired) -> None:
+    driver.release(Use(use.producer, use.token, clock.tick()) for use, clock in acquired)
 
 
-def test_an_id_is_reused_once_its_use_is_settled(tmp_path):
-    driver = SettledIds()
+def test_an_id_is_reused_once_its_use_is_released(tmp_path):
+    driver = ReleasedIds()
     driver.begin(1)
-    first, lost = driver.pool().take(tmp_path), driver.pool().take(tmp_path)
+    first, lost = driver.pool().acquire(tmp_path), driver.pool().acquire(tmp_path)
     assert first.use.producer != lost.use.producer
-    settled(driver, first)
+    release(driver, first)
 
-    again, other = driver.pool().take(tmp_path), driver.pool().take(tmp_path)
+    again, other = driver.pool().acquire(tmp_path), driver.pool().acquire(tmp_path)
     assert again.use.producer == first.use.producer
     assert again.use.token != first.use.token
     assert other.use.producer not in (first.use.producer, lost.use.producer)
-    # The current use is not the settled one.
-    assert driver.pool().take(tmp_path).use.producer not in {taken.use.producer for taken in (first, lost, other)}
+    # The current use is not the released one.
+    assert driver.pool().acquire(tmp_path).use.producer not in {
+        acquired.use.producer for acquired in (first, lost, other)
+    }
 
 
 def test_clocks_continue_after_the_last_use_if_time_goes_back(tmp_path):
-    driver = SettledIds()
+    driver = ReleasedIds()
     driver.begin(1)
-    first = driver.pool().take(tmp_path)
+    first = driver.pool().acquire(tmp_path)
     ahead = clock_from_ns(time.time_ns() + 10**18)
-    driver.settle([first.use._replace(clock=ahead + 7)])
-    assert driver.pool().take(tmp_path).clock.tick() > ahead + 7
+    driver.release([first.use._replace(clock=ahead + 7)])
+    assert driver.pool().acquire(tmp_path).clock.tick() > ahead + 7
 
 
 def test_tasks_at_the_same_time_get_different_ids(tmp_path):
-    driver = SettledIds()
+    driver = ReleasedIds()
     driver.begin(1)
     with concurrent.futures.ThreadPoolExecutor(8) as tasks:
         seen = set()
         for _ in range(20):
             pool = driver.pool()
-            taken = list(tasks.map(lambda _, pool=pool: pool.take(tmp_path), range(8)))
-            ids = {use.producer for use, _ in taken}
+            acquired = list(tasks.map(lambda _, pool=pool: pool.acquire(tmp_path), range(8)))
+            ids = {use.producer for use, _ in acquired}
             assert len(ids) == 8
             seen |= ids
-            settled(driver, *taken[:6])  # Two attempts were superseded.
+            release(driver, *acquired[:6])  # Two attempts were superseded.
     assert len(seen) == 8 + 19 * 2, "only ids of superseded attempts are replaced"
 
 
 def test_executors_use_only_their_own_ids(tmp_path):
-    driver = SettledIds()
+    driver = ReleasedIds()
     driver.begin(1)
-    first = driver.pool().take(tmp_path / "one")
-    settled(driver, first)
-    assert driver.pool().take(tmp_path / "two").use.producer != first.use.producer
-    assert driver.pool().take(tmp_path / "one").use.producer == first.use.producer
+    first = driver.pool().acquire(tmp_path / "one")
+    release(driver, first)
+    assert driver.pool().acquire(tmp_path / "two").use.producer != first.use.producer
+    assert driver.pool().acquire(tmp_path / "one").use.producer == first.use.producer
 
 
 def test_ids_outlive_a_run_unless_another_instance_ran_in_between(tmp_path):
-    driver = SettledIds()
+    driver = ReleasedIds()
     driver.begin(4)
-    first = driver.pool().take(tmp_path)
-    settled(driver, first)
+    first = driver.pool().acquire(tmp_path)
+    release(driver, first)
     driver.begin(5)
-    second = driver.pool().take(tmp_path)
+    second = driver.pool().acquire(tmp_path)
     assert second.use.producer == first.use.producer
-    settled(driver, second)
+    release(driver, second)
     driver.begin(7)
-    assert driver.pool().take(tmp_path).use.producer != first.use.producer
+    assert driver.pool().acquire(tmp_path).use.producer != first.use.producer
 
 
 def test_without_a_folder_or_an_instance_ids_are_new(tmp_path):
-    driver = SettledIds()
+    driver = ReleasedIds()
     driver.begin(1)
-    first = driver.pool().take(None)
-    settled(driver, first)
-    assert driver.pool().take(None).use.producer != first.use.producer
-    assert IdPool().take(tmp_path).use.producer != IdPool().take(tmp_path).use.producer
+    first = driver.pool().acquire(None)
+    release(driver, first)
+    assert driver.pool().acquire(None).use.producer != first.use.producer
+    assert IdPool().acquire(tmp_path).use.producer != IdPool().acquire(tmp_path).use.producer
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     with capture_logs() as logs:
-        assert driver.pool().take(tmp_path / "file").use.producer != first.use.producer
+        assert driver.pool().acquire(tmp_path / "file").use.producer != first.use.producer
     assert [each["event"] for each in logs] == ["producer.id_not_reused"]
 
 
 def test_the_drivers_memory_of_ids_is_bounded(tmp_path):
-    driver = SettledIds()
+    driver = ReleasedIds()
     driver.begin(1)
-    many = [IdPool().take(None).use for _ in range(1_010)]
-    driver.settle(many)
-    assert driver.pool().settled == tuple(many[10:])
+    many = [IdPool().acquire(None).use for _ in range(1_010)]
+    driver.release(many)
+    assert driver.pool().released == tuple(many[10:])
