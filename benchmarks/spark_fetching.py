@@ -26,7 +26,7 @@ from coranto.testing.fake_broker import FakeBroker
 from coranto.testing.http_store import HttpStore
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.inputs.placing import executors_of
+from coranto_consumers.spark.inputs.locality import executors_of
 from coranto_consumers.spark.session.sessions import new_session, warm_up
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from coranto.errors import CorantoError, Unavailable
-from coranto_consumers.spark.session.class_archive import SILENT, archive_place, find_archive
+from coranto_consumers.spark.session.class_archive import SILENT, archive_location, find_archive
 
 _TIMEOUT: Final = 600.0
 
@@ -28,10 +28,10 @@ def make_archive() -> Path:
 
     Raises Unavailable if that fails, and OSError if it cannot be written.
     """
-    place = archive_place()
-    if place is None:
+    location = archive_location()
+    if location is None:
         raise Unavailable("found no Java or no home directory: install Java 17 or later, or set JAVA_HOME and HOME")
-    folder, name = place
+    folder, name = location
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as making:
         made = Path(making) / "archive"

@@ -32,7 +32,7 @@ def change_checkpoint(store: str, consumer: str, change: Change) -> Restored:
         connection.execute(update(CHECKPOINTS).where(row).values(checkpoint=checkpoint.to_bytes()))
         made.append(Restored(restored.fence, checkpoint))
 
-    SqlStore(store).raise_with(consumer, write)
+    SqlStore(store).raise_fence_with(consumer, write)
     return made[-1]
 
 

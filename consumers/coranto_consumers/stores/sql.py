@@ -204,9 +204,9 @@ class SqlStore:
         On return no earlier owner can commit. Raises SqlStoreError, and InvalidInput for a retired consumer, and when
         the server may lose committed transactions because of its settings, unless the URL allows that.
         """
-        return self.raise_with(shard, lambda connection, restored: None)
+        return self.raise_fence_with(shard, lambda connection, restored: None)
 
-    def raise_with(self, shard: str, work: Callable[[Connection, Restored], None]) -> Restored:
+    def raise_fence_with(self, shard: str, work: Callable[[Connection, Restored], None]) -> Restored:
         """Raise the fence, and call `work` in the same transaction. Return the fence and the last committed checkpoint.
 
         `work` gets the transaction's connection, and the same fence and checkpoint. Raises as `raise_fence` does, and

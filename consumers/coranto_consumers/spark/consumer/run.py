@@ -194,7 +194,7 @@ class Run:
                 except RejectedRow as rejected:
                     _log.info("transaction.read_again", consumer=self._owner.name, error=rejected.problem)
         else:
-            writing.took_two_jobs(wasted=False)
+            writing.record_two_jobs(wasted=False)
         transaction = self._transaction()
         with reading or inputs.reading(self._client, ranges, self.sources, self._begins) as read_now:
             if isinstance(read_now, FoundLong):
@@ -223,9 +223,9 @@ class Run:
                 problem = str(error).partition("\n")[0]
                 _log.info("transaction.read_again", consumer=self._owner.name, error=problem)
         if read is None:
-            inputs.writing.took_two_jobs(wasted=True)
+            inputs.writing.record_two_jobs(wasted=True)
             return None
-        inputs.writing.took_one_job()
+        inputs.writing.record_one_job()
         return transaction, read
 
     def _transaction(self) -> ConsumerTransaction:

@@ -100,13 +100,13 @@ class OptimisticWrites:
         self._is_possible = not outputs.journals and len(outputs.tables) + len(outputs.sql) == 1
         return self._is_possible
 
-    def took_two_jobs(self, *, wasted: bool) -> None:
+    def record_two_jobs(self, *, wasted: bool) -> None:
         """Record a transaction that took two jobs. It is `wasted` if they followed a failed single job."""
         self._skipped += 1
         if wasted:
             self._skipped, self._to_skip = 0, min(_MAX_SKIPPED, max(1, 2 * self._to_skip))
 
-    def took_one_job(self) -> None:
+    def record_one_job(self) -> None:
         self._to_skip = 0
 
 

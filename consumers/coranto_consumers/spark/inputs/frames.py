@@ -49,7 +49,7 @@ from coranto_consumers.spark.decoding.rows import (
     parsed_layout,
     required,
 )
-from coranto_consumers.spark.inputs.placing import numbered_partitions
+from coranto_consumers.spark.inputs.locality import numbered_partitions
 from coranto_consumers.spark.session.access import for_tasks
 from coranto_consumers.spark.session.fetching import read_together, task_client
 from coranto_consumers.spark.session.task_errors import errors_to_driver

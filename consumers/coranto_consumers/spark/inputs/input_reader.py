@@ -44,7 +44,7 @@ from coranto_consumers.spark.inputs.frames import (
     planned_rows,
     sequenced_layout,
 )
-from coranto_consumers.spark.inputs.placing import FragmentPlaces, executors_of
+from coranto_consumers.spark.inputs.locality import FragmentLocality, executors_of
 from coranto_consumers.spark.inputs.strategies import ExpectedRows, is_little, read_rows
 from coranto_consumers.spark.options.source_options import zone_option
 from coranto_consumers.spark.session.fetching import read_together, task_client
@@ -120,7 +120,7 @@ class InputReader:
         self._client = client
         self._max_partition_bytes = max_partition_bytes
         self._skew: dict[str, SkewWatch] = {}
-        self._places = FragmentPlaces()
+        self._locality = FragmentLocality()
 
     def nothing(self) -> DataFrame:
         return nothing_committed(self._spark, self._schema, commits=self._commits)
@@ -195,8 +195,8 @@ class InputReader:
         return self._input(checked, count, _after(sources, results))
 
     def _input(self, checked: CheckedRows, count: int, after: dict[str, Source]) -> Input:
-        def lines_at(places: Sequence[tuple[str, int]]) -> list[bytes]:
-            ranges = [Range(journal, offset, offset + 1, after[journal].read_through) for journal, offset in places]
+        def lines_at(locations: Sequence[tuple[str, int]]) -> list[bytes]:
+            ranges = [Range(journal, offset, offset + 1, after[journal].read_through) for journal, offset in locations]
             framing = self._layout.framing
             with task_client(self._client) as client, read_together(client, ranges, framing) as content:
                 return [next(read_lines(content, each, framing)).values[0].as_py() for each in ranges]
@@ -271,7 +271,7 @@ class InputReader:
         max_bytes = self._max_partition_bytes if isinstance(self._layout.framing, JsonLines) else None
         places: tuple[str, ...] = ()
         if cuts and max_bytes is not None and (executors := executors_of(self._spark)):
-            slices, places = self._places.plan_slices(
+            slices, places = self._locality.plan_slices(
                 ranges, max_bytes=max_bytes, max_slices=max_slices, cuts=cuts, executors=executors
             )
         else:

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from coranto.errors import InvalidInput
 
-OF_BYTES: Final = " of bytes, such as 67108864"
-OF_TASKS: Final = ", such as 8"
+BYTES_HINT: Final = " of bytes, such as 67108864"
+TASKS_HINT: Final = ", such as 8"
 SPARK_OPTIONS: Final = frozenset(("checkpointlocation", "queryname", "path"))
 """The options that Spark adds to a source or sink, in lower case. They are ignored."""
 
@@ -38,13 +38,13 @@ def offsets_option(text: str, name: str, words: str) -> dict[str, Any]:
 
 
 def number_option(
-    given: Mapping[str, str], name: str, default: int, *, least: int = 1, of: str = " of messages, such as 100000"
+    given: Mapping[str, str], name: str, default: int, *, least: int = 1, hint: str = " of messages, such as 100000"
 ) -> int:
-    """Return an option's number. Raises InvalidInput, with `of` after "a number" in its text."""
+    """Return an option's number. Raises InvalidInput, with `hint` after "a number" in its text."""
     text = given.get(name.lower(), str(default))
     if not text.isascii() or not text.isdigit() or int(text) < least:
         kind = "a positive number" if least else "a number"
-        raise InvalidInput(f"{text!r} is not {kind}{of}", field=f"option {name}")
+        raise InvalidInput(f"{text!r} is not {kind}{hint}", field=f"option {name}")
     return int(text)
 
 

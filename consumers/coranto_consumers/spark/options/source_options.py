@@ -20,8 +20,8 @@ from coranto_consumers.spark.decoding.rows import FIELDS, PARSED_PREFIX, Misfits
 from coranto_consumers.spark.options import bounds, client_options, selections
 from coranto_consumers.spark.options.bounds import TimeOptions
 from coranto_consumers.spark.options.option_values import (
-    OF_BYTES,
-    OF_TASKS,
+    BYTES_HINT,
+    TASKS_HINT,
     choice_option,
     flag_option,
     number_option,
@@ -132,12 +132,12 @@ class SourceOptions:
             ending=bounds.bounds_of(given, "endingOffsets", "latest", bounds.LATEST),
             as_of=bounds.as_of(given),
             isolation=Isolation(choice_option(given, "isolation", Isolation, Isolation.READ_COMMITTED)),
-            max_bytes=number_option(given, "maxBytesPerPartition", DEFAULT_MAX_BYTES, of=OF_BYTES),
-            max_records=number_option(given, "maxRecordsPerPartition", 1, of=OF_TASKS)
+            max_bytes=number_option(given, "maxBytesPerPartition", DEFAULT_MAX_BYTES, hint=BYTES_HINT),
+            max_records=number_option(given, "maxRecordsPerPartition", 1, hint=TASKS_HINT)
             if "maxrecordsperpartition" in given
             else None,
-            min_partitions=number_option(given, "minPartitions", 1, of=OF_TASKS),
-            cache_bytes=number_option(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0, of=OF_BYTES),
+            min_partitions=number_option(given, "minPartitions", 1, hint=TASKS_HINT),
+            cache_bytes=number_option(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0, hint=BYTES_HINT),
             parses=bool(registry) or bool(parse),
             misfits=misfits,
             text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),

@@ -23,7 +23,7 @@ SILENT: Final = "-Xlog:disable -Xlog:all=error:stderr"
 
 def find_archive() -> Path | None:
     """Return the path of the archive for this Java and PySpark. None if it does not exist, or is truncated."""
-    folder, name = archive_place() or (None, "")
+    folder, name = archive_location() or (None, "")
     if folder is None:
         return None
     for path in folder.glob(f"{name}-*.jsa"):
@@ -33,7 +33,7 @@ def find_archive() -> Path | None:
     return None
 
 
-def archive_place() -> tuple[Path, str] | None:
+def archive_location() -> tuple[Path, str] | None:
     """Return the folder of archives, in `~/.cache` (or `$XDG_CACHE_HOME`), and the prefix of the archive's name."""
     java, spark = find_java(), find_spec("pyspark")
     try:

@@ -130,7 +130,7 @@ class QueryPlanner:
                 found[name] = replace(found[name], journal_id=head.journal_id, created=head.created)
         return found
 
-    def without_gone(self, begun: Positions, heads: Extents) -> dict[str, Position]:
+    def drop_truncated(self, begun: Positions, heads: Extents) -> dict[str, Position]:
         """Return positions without truncated segments. If losses are errors, raises for a segment that was not read."""
         gone = gone_segments(heads, begun)
         for name in sorted(gone.unread):

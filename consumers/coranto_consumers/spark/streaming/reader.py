@@ -109,7 +109,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Plan the next batch, and return its end. Returns `start` if there is nothing to read yet."""
         heads = self._target or self._journals.refresh_throttled()
-        begun = self._planner.without_gone(self._planner.accepted(loads(start), heads), heads)
+        begun = self._planner.drop_truncated(self._planner.accepted(loads(start), heads), heads)
         states = self._planner.entry(begun, heads)
         limited = not isinstance(limit, ReadAllAvailable)
         offsets = {name: state.position.offset for name, state in states.items()}

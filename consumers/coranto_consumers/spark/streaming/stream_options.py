@@ -9,7 +9,7 @@ from typing import Final
 from coranto.errors import InvalidInput
 from coranto.specs.durations import parse_duration
 from coranto_consumers.spark.options.bounds import EARLIEST, ENDINGS, LATEST
-from coranto_consumers.spark.options.option_values import OF_BYTES, number_option, offsets_option
+from coranto_consumers.spark.options.option_values import BYTES_HINT, number_option, offsets_option
 from coranto_consumers.spark.options.source_options import STREAM_OPTIONS, Isolation, SourceOptions
 from coranto_consumers.spark.streaming.offsets import Position
 
@@ -74,7 +74,7 @@ class StreamOptions:
         return cls(
             source,
             _starting(given.get("startingoffsets", "latest")),
-            number_option(given, "maxBytesPerTrigger", DEFAULT_TRIGGER_BYTES, of=OF_BYTES),
+            number_option(given, "maxBytesPerTrigger", DEFAULT_TRIGGER_BYTES, hint=BYTES_HINT),
             most or None,
             least,
             _seconds(given.get("maxtriggerdelay", DEFAULT_TRIGGER_DELAY)),

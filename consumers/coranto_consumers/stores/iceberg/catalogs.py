@@ -17,8 +17,8 @@ from coranto.errors import InvalidInput, SqlStoreError
 from coranto_consumers.stores import engines
 from coranto_consumers.stores.durability import risks
 from coranto_consumers.stores.iceberg import rest
+from coranto_consumers.stores.iceberg.multi_table import commit_tables
 from coranto_consumers.stores.iceberg.rest import RestCommits
-from coranto_consumers.stores.iceberg.together import commit_together
 
 FAILURES: Final = (SQLAlchemyError, OSError, RESTError)
 """Failures of catalogs and of their warehouses."""
@@ -42,7 +42,7 @@ class Commits(Protocol):
     """Commits of a catalog's tables."""
 
     @property
-    def together(self) -> bool:
+    def supports_multi_table(self) -> bool:
         """True if several tables can commit in one transaction."""
 
     def risks(self) -> list[str]:
@@ -59,7 +59,7 @@ class Commits(Protocol):
 class SqlCommits:
     """Commits in a SQL catalog's database."""
 
-    together: Final = True
+    supports_multi_table: Final = True
 
     def __init__(self, catalog: SqlCatalog) -> None:
         self._catalog = catalog
@@ -73,7 +73,7 @@ class SqlCommits:
         return found
 
     def commit(self, transactions: Sequence[Transaction]) -> None:
-        commit_together(self._catalog, transactions)
+        commit_tables(self._catalog, transactions)
 
 
 def commits_of(catalog: Catalog) -> Commits:

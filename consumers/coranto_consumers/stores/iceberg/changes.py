@@ -15,7 +15,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import DataScan, FileScanTask, Transaction
 
 from coranto.errors import InvalidInput, SqlStoreError
-from coranto_consumers.stores.iceberg.merge import having_keys, merge
+from coranto_consumers.stores.iceberg.merge import match_keys, merge
 from coranto_consumers.stores.iceberg.rows import fit
 from coranto_consumers.stores.iceberg.slices import MAX_BYTES, Parts, slices
 from coranto_consumers.stores.iceberg.writing import FileWriter
@@ -78,7 +78,7 @@ def merge_rows(
             met = [columns.empty_table()]
             for task in _tasks(transaction, _may_have(plan, new)):
                 rows = read(task)
-                same = having_keys(plan, rows, new)
+                same = match_keys(plan, rows, new)
                 if same.true_count:
                     met.append(rows.filter(same))
                     _, before = replaced.get(task.file.file_path, (task, same))

@@ -21,7 +21,7 @@ _FAILURES: Final = (OSError, ValueError, pa.ArrowException)
 """Failures of file systems. PyArrow lacks a file system for some schemes that pyiceberg supports."""
 
 
-def place_of(table: Table, name: str) -> str:
+def file_location(table: Table, name: str) -> str:
     """Return the location of an owner's file or folder in the table's data location."""
     data = table.properties.get(TableProperties.WRITE_DATA_PATH) or f"{table.location().rstrip('/')}/data"
     return f"{data.rstrip('/')}/{name}"
@@ -54,13 +54,13 @@ def sweep(table: Table, name: str, keep: Collection[str] = ()) -> None:
 
     Tables may share a location, and thus the folder: `keep` must have the files of all of them.
     """
-    place = place_of(table, name)
+    location = file_location(table, name)
     if not name.endswith("/"):
-        remove_file(table, place)
+        remove_file(table, location)
         return
     try:
         io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(dict(table.io.properties))
-        scheme, host, path = io.parse_location(place, io.properties)
+        scheme, host, path = io.parse_location(location, io.properties)
         folder = path.rstrip("/")
         kept = {_path_of(table, each) for each in keep}
         files = io.fs_by_scheme(scheme, host)
@@ -68,11 +68,11 @@ def sweep(table: Table, name: str, keep: Collection[str] = ()) -> None:
         for each in found:
             if each.type == FileType.File and _normal(each.path) not in kept:
                 files.delete_file(each.path)
-                _log.info("iceberg.file_swept", file=place + each.path[len(folder) + 1 :])
+                _log.info("iceberg.file_swept", file=location + each.path[len(folder) + 1 :])
         if found and not any(_normal(each.path) in kept for each in found):
             files.delete_dir(folder)
     except _FAILURES as error:
-        _log.warning("iceberg.file_left", file=place, error=str(error))
+        _log.warning("iceberg.file_left", file=location, error=str(error))
 
 
 def sweep_committed(name: str, tables: Sequence[tuple[Table, SnapshotId]]) -> None:
@@ -84,9 +84,9 @@ def sweep_committed(name: str, tables: Sequence[tuple[Table, SnapshotId]]) -> No
     named: defaultdict[str, list[set[str] | None]] = defaultdict(list)
     for table, known in tables:
         found = _added_files(table, known) if known.snapshot else set[str]()
-        named[_path_of(table, place_of(table, name))].append(found)
+        named[_path_of(table, file_location(table, name))].append(found)
     for table, _ in tables:
-        of_all = named[_path_of(table, place_of(table, name))]
+        of_all = named[_path_of(table, file_location(table, name))]
         keep = [each for each in of_all if each is not None]
         if len(keep) == len(of_all):
             sweep(table, name, set[str]().union(*keep))

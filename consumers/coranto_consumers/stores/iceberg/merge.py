@@ -31,7 +31,7 @@ def check_keys(plan: MergePlan, new: pa.Table) -> None:
         )
 
 
-def having_keys(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Array:
+def match_keys(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Array:
     """Return a boolean array: True for each row of `old` whose key is in `new`."""
     keys = list(plan.keys)
     numbered = old.select(keys).append_column(_INDEX, pa.array(range(old.num_rows), pa.int64()))
@@ -47,7 +47,7 @@ def merge(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Table:
     """
     if plan.delete:
         gone = pc.fill_null(new.column(plan.delete), False)
-        old = old.filter(pc.invert(having_keys(plan, old, new.filter(gone))))
+        old = old.filter(pc.invert(match_keys(plan, old, new.filter(gone))))
         new = new.filter(pc.invert(gone))
     columns = old.schema
     given = [

@@ -34,6 +34,7 @@ from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.fencing import Restored, fenced_off
 from coranto_consumers.stores.iceberg.catalogs import commits_of, is_transient
 from coranto_consumers.stores.iceberg.files import sweep, sweep_committed
+from coranto_consumers.stores.iceberg.multi_table import has_snapshot, remove_manifests
 from coranto_consumers.stores.iceberg.state import (
     ShardState,
     SnapshotId,
@@ -44,7 +45,6 @@ from coranto_consumers.stores.iceberg.state import (
     require_history,
     state_of,
 )
-from coranto_consumers.stores.iceberg.together import has_snapshot, remove_manifests
 from coranto_consumers.stores.urls import location_of
 
 _ATTEMPTS: Final = 20
@@ -212,7 +212,7 @@ class IcebergOwner:
 
         Raises InvalidInput for a table that the catalog cannot change in one commit with the home.
         """
-        self._require_together(name)
+        self._require_multi_table(name)
         if name in self.state.tables:
             return
 
@@ -237,7 +237,7 @@ class IcebergOwner:
         was rolled back (nothing was committed), and CommitOutcomeUnknown; see `resolve`.
         """
         for name in changes:
-            self._require_together(name)
+            self._require_multi_table(name)
         done: list[bool] = []
 
         def commit() -> None:
@@ -287,8 +287,8 @@ class IcebergOwner:
                     retriable=is_transient(cause.__cause__),
                 ) from cause
 
-    def _require_together(self, name: str) -> None:
-        if name != self.home and not self._commits.together:
+    def _require_multi_table(self, name: str) -> None:
+        if name != self.home and not self._commits.supports_multi_table:
             raise InvalidInput(
                 f"is not {self.home}, which has the checkpoint, and a REST catalog commits each table by itself: write "
                 f"to {self.home} only, or use a SqlCatalog",

@@ -32,7 +32,7 @@ from pyiceberg.table.update import AssertTableUUID
 from requests import PreparedRequest, RequestException, Response
 from requests.adapters import BaseAdapter
 
-from coranto_consumers.stores.iceberg.together import remove_manifests
+from coranto_consumers.stores.iceberg.multi_table import remove_manifests
 
 _TIMEOUT_S: Final = (10.0, 120.0)
 """The timeouts in seconds to connect to a server, and to wait for its data. pyiceberg itself has none."""
@@ -80,7 +80,7 @@ def outcome_of(transaction: Transaction, now: TableMetadata) -> CommitOutcome:
 class RestCommits:
     """Commits of one table each."""
 
-    together: Final = False
+    supports_multi_table: Final = False
 
     def __init__(self, catalog: RestCatalog) -> None:
         """Set timeouts for the catalog's calls."""

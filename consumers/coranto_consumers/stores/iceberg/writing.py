@@ -16,7 +16,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
-from coranto_consumers.stores.iceberg.files import place_of
+from coranto_consumers.stores.iceberg.files import file_location
 from coranto_consumers.stores.iceberg.rows import fit
 from coranto_consumers.stores.iceberg.state import PREFIX
 
@@ -61,7 +61,7 @@ class FileWriter:
     @classmethod
     def of(cls, table: Table, folder: str) -> FileWriter:
         """Return a writer of files that a table's next commit may add."""
-        place = place_of(table, folder).rstrip("/")
+        location = file_location(table, folder).rstrip("/")
         own = {name: value for name, value in table.properties.items() if not name.startswith(PREFIX)}
         own.setdefault(TableProperties.PARQUET_DICT_SIZE_BYTES, str(_DICTIONARY_BYTES))
         target = int(own.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, _MAX_BYTES))
@@ -69,7 +69,7 @@ class FileWriter:
             update={
                 "properties": {
                     **own,
-                    TableProperties.WRITE_DATA_PATH: place,
+                    TableProperties.WRITE_DATA_PATH: location,
                     TableProperties.WRITE_TARGET_FILE_SIZE_BYTES: str(min(target, _MAX_BYTES)),
                 },
                 "snapshots": [],
@@ -93,24 +93,24 @@ class FileWriter:
         metadata, io = self._opened()
         columns = schema_to_pyarrow(metadata.schema(), include_field_ids=False)
         counter, written = itertools.count(), uuid.uuid4()
-        for rows in _gathered(batches):
+        for rows in _tables_by_file(batches):
             fitting = fit(rows, columns, self.name)
             yield from _dataframe_to_data_files(metadata, fitting, io, written, counter)
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
         """Write rows to files for the driver to read, and yield the files' locations."""
         metadata, io = self._opened()
-        for rows in _gathered(batches):
-            place = f"{metadata.properties[TableProperties.WRITE_DATA_PATH]}/staged-{uuid.uuid4().hex}.parquet"
-            with io.new_output(place).create() as stream:
+        for rows in _tables_by_file(batches):
+            location = f"{metadata.properties[TableProperties.WRITE_DATA_PATH]}/staged-{uuid.uuid4().hex}.parquet"
+            with io.new_output(location).create() as stream:
                 pq.write_table(rows, stream, compression="zstd")
-            yield place
+            yield location
 
-    def read(self, places: Iterable[str]) -> Iterator[pa.Table]:
+    def read(self, locations: Iterable[str]) -> Iterator[pa.Table]:
         """Yield the rows of staged files. Raises FileNotFoundError if one is gone."""
         _, io = self._opened()
-        for place in places:
-            with io.new_input(place).open() as stream:
+        for location in locations:
+            with io.new_input(location).open() as stream:
                 yield pq.read_table(stream)
 
     def _opened(self) -> tuple[TableMetadata, FileIO]:
@@ -118,7 +118,7 @@ class FileWriter:
         return metadata, load_file_io(dict(self.io), metadata.location)
 
 
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _tables_by_file(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yield rows in tables, each with the rows of one file."""
     held: list[Any] = []
     size = 0

@@ -40,9 +40,9 @@ def test_optimistic_writes_back_off_after_failures():
     for transaction in range(40):
         if optimistic := writing.is_worthwhile(LARGE, DECIDED):
             tried.append(transaction)
-        writing.took_two_jobs(wasted=optimistic)
+        writing.record_two_jobs(wasted=optimistic)
     assert tried == [0, 2, 5, 10, 19, 36]
-    writing.took_one_job()
+    writing.record_one_job()
     assert writing.is_worthwhile(LARGE, DECIDED)
 
 
@@ -75,16 +75,16 @@ def optimistic(monkeypatch) -> list[bool]:
     """Record the outcomes of optimistic attempts, and allow them for any size."""
     taken = []
 
-    def in_one_job(writing, record=OptimisticWrites.took_one_job):
+    def in_one_job(writing, record=OptimisticWrites.record_one_job):
         taken.append(True)
         record(writing)
 
-    def in_two_jobs(writing, *, wasted, record=OptimisticWrites.took_two_jobs):
+    def in_two_jobs(writing, *, wasted, record=OptimisticWrites.record_two_jobs):
         taken.extend([False] if wasted else [])
         record(writing, wasted=wasted)
 
-    monkeypatch.setattr(OptimisticWrites, "took_one_job", in_one_job)
-    monkeypatch.setattr(OptimisticWrites, "took_two_jobs", in_two_jobs)
+    monkeypatch.setattr(OptimisticWrites, "record_one_job", in_one_job)
+    monkeypatch.setattr(OptimisticWrites, "record_two_jobs", in_two_jobs)
     monkeypatch.setattr(transaction_inputs, "WORTHWHILE_BYTES", 0)
     monkeypatch.setattr(strategies, "WORTHWHILE_BYTES", 0)
     return taken

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coranto_consumers.spark.session.class_archive import archive_options, archive_place, find_archive
+from coranto_consumers.spark.session.class_archive import archive_location, archive_options, find_archive
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def archived(content: bytes) -> Path:
-    folder, name = archive_place() or pytest.fail("there is no place for an archive")
+    folder, name = archive_location() or pytest.fail("there is no location for an archive")
     folder.mkdir(parents=True)
     path = folder / f"{name}-6.jsa"
     path.write_bytes(content)

@@ -5,7 +5,7 @@ import pytest
 from sqlalchemy import BigInteger, Column, Double, MetaData, String, Table
 
 from coranto.errors import InvalidInput
-from coranto_consumers.stores.iceberg.merge import check_keys, having_keys, merge
+from coranto_consumers.stores.iceberg.merge import check_keys, match_keys, merge
 from coranto_consumers.stores.merge import Add, Max, Min, Quotient, Replace, plan_merge
 
 TOTALS = Table(
@@ -61,7 +61,7 @@ def test_each_rule_combines_old_and_new_values_and_nulls():
         ],
         pa.schema([COLUMNS.field(name) for name in PLAN.columns]),
     )
-    same = having_keys(PLAN, old, new)
+    same = match_keys(PLAN, old, new)
     assert same.to_pylist() == [True, True, False]
     met = old.filter(same)
     made = {row.pop("key"): tuple(row.values()) for row in merge(PLAN, met, new).to_pylist()}

@@ -13,7 +13,7 @@ from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInp
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.contract import SHARD, checkpoint
 from coranto_consumers.stores.iceberg.changes import append
-from coranto_consumers.stores.iceberg.files import place_of
+from coranto_consumers.stores.iceberg.files import file_location
 from coranto_consumers.stores.iceberg.owner import IcebergOwner
 from coranto_consumers.stores.iceberg.state import key_of, state_of
 from coranto_consumers.stores.iceberg.writing import FileWriter
@@ -222,7 +222,7 @@ def test_the_next_owner_removes_uncommitted_files(warehouse: Warehouse) -> None:
         assert warehouse.files == named
         list(FileWriter.of(table, dead.name_of(2)).write([ROWS]))  # The owner was hanging, not dead.
     commit(new, 200, ONE)
-    named = warehouse.files - set(Path(place_of(table, dead.name_of(2)).removeprefix("file://")).rglob("*"))
+    named = warehouse.files - set(Path(file_location(table, dead.name_of(2)).removeprefix("file://")).rglob("*"))
     warehouse.owner()
     assert warehouse.files == named
     assert (warehouse.rows(ONE), warehouse.rows(TWO)) == ([1, 2, 1, 2], [1, 2])

@@ -21,18 +21,18 @@ from pyspark.sql import DataFrame, SparkSession
 
 from coranto_consumers.journals.ranges import Cuts, Range, Slice, plan_slices, split
 
-_MAX_PLACES: Final = 10_000
+_MAX_FRAGMENTS: Final = 10_000
 
 _log = structlog.get_logger(__name__)
 
 
-class FragmentPlaces:
+class FragmentLocality:
     """The executors that recently read fragments, and probably still cache their content."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._executors: dict[tuple[str, int], tuple[str, ...]] = {}
 
-    def place(
+    def assign(
         self, ranges: Sequence[Range], cuts: Cuts, executors: Sequence[str], max_bytes: int
     ) -> dict[str, list[Range]]:
         """Return each executor's ranges. Splits a fragment that exceeds both `max_bytes` and an even share."""
@@ -40,38 +40,38 @@ class FragmentPlaces:
         share = sum(piece.length for _, piece in pieces) / len(executors)
         parts = [(name, part) for name, piece in pieces for part in split(piece, max(max_bytes, math.ceil(share)))]
         loads = dict.fromkeys(executors, 0)
-        dealt: dict[str, list[Range]] = {executor: [] for executor in executors}
+        assigned: dict[str, list[Range]] = {executor: [] for executor in executors}
         before = ""
         for fragment, part in parts:
-            has_it = [place for place in self._places.pop(fragment, ()) if place in loads]
+            has_it = [executor for executor in self._executors.pop(fragment, ()) if executor in loads]
             not_full = [each for each in (*has_it, before) if each in loads and loads[each] + part.length / 2 <= share]
             if has_it and part.length <= max_bytes:
-                place = min(has_it, key=lambda each: loads[each])
+                executor = min(has_it, key=lambda each: loads[each])
             else:
-                place = not_full[0] if not_full else min(executors, key=lambda each: loads[each])
-            self._places[fragment] = (*has_it, *([] if place in has_it else [place]))
-            loads[place] += part.length
-            before, mine = place, dealt[place]
+                executor = not_full[0] if not_full else min(executors, key=lambda each: loads[each])
+            self._executors[fragment] = (*has_it, *([] if executor in has_it else [executor]))
+            loads[executor] += part.length
+            before, mine = executor, assigned[executor]
             if mine and (mine[-1].journal, mine[-1].end) == (part.journal, part.begin):
                 mine[-1] = replace(mine[-1], end=part.end)
             else:
                 mine.append(part)
-        while len(self._places) > max(_MAX_PLACES, len(pieces)):
-            del self._places[next(iter(self._places))]
-        return dealt
+        while len(self._executors) > max(_MAX_FRAGMENTS, len(pieces)):
+            del self._executors[next(iter(self._executors))]
+        return assigned
 
     def plan_slices(
         self, ranges: Sequence[Range], *, max_bytes: int, max_slices: int, cuts: Cuts, executors: Sequence[str]
     ) -> tuple[list[Slice], tuple[str, ...]]:
         """Return slices as `ranges.plan_slices` does, and each slice's executor."""
         slices: list[Slice] = []
-        places: list[str] = []
-        dealt = self.place(ranges, cuts, executors, max_bytes)
-        for executor, mine in dealt.items():
-            made = plan_slices(mine, max_bytes=max_bytes, max_slices=max(1, max_slices // len(executors)), cuts=cuts)
-            slices += made
-            places += [executor] * len(made)
-        return slices, tuple(places)
+        locations: list[str] = []
+        assigned = self.assign(ranges, cuts, executors, max_bytes)
+        for executor, mine in assigned.items():
+            planned = plan_slices(mine, max_bytes=max_bytes, max_slices=max(1, max_slices // len(executors)), cuts=cuts)
+            slices += planned
+            locations += [executor] * len(planned)
+        return slices, tuple(locations)
 
 
 def _by_fragment(whole: Range, cuts: Sequence[int]) -> Iterator[tuple[tuple[str, int], Range]]:
@@ -99,26 +99,26 @@ def executors_of(spark: SparkSession) -> tuple[str, ...]:
     return tuple(sorted(executors)) if len(executors) > 1 else ()
 
 
-def numbered_partitions(spark: SparkSession, count: int, places: Sequence[str]) -> DataFrame:
-    """Return the numbers below `count` (column `id`), each in its own partition. `places` are preferred locations."""
-    if places:
+def numbered_partitions(spark: SparkSession, count: int, locations: Sequence[str]) -> DataFrame:
+    """Return the numbers below `count` (column `id`), each in its own partition. `locations` are preferred."""
+    if locations:
         try:
-            return _placed(spark, places)
+            return _at_locations(spark, locations)
         except Py4JError as error:
             _log.warning("spark.tasks_not_placed", error=str(error).partition("\n")[0])
     return spark.range(0, count, 1, count)
 
 
-def _placed(spark: SparkSession, places: Sequence[str]) -> DataFrame:
+def _at_locations(spark: SparkSession, locations: Sequence[str]) -> DataFrame:
     context = spark.sparkContext
     jvm, gateway = context._jvm, context._gateway
     assert jvm is not None  # The session belongs to this process.
     assert gateway is not None
     located = []
-    for number, place in enumerate(places):
+    for number, location in enumerate(locations):
         values = gateway.new_array(jvm.java.lang.Object, 1)
         values[0] = number
-        located.append(jvm.scala.Tuple2(jvm.org.apache.spark.sql.RowFactory.create(values), _seq(jvm, [place])))
+        located.append(jvm.scala.Tuple2(jvm.org.apache.spark.sql.RowFactory.create(values), _seq(jvm, [location])))
     tag = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("org.apache.spark.sql.Row"))
     rows = context._jsc.sc().makeRDD(_seq(jvm, located), tag).toJavaRDD()
     schema = jvm.org.apache.spark.sql.types.StructType.fromDDL("id INT NOT NULL")

@@ -25,7 +25,7 @@ def remove_manifests(transactions: Iterable[Transaction]) -> None:
             producer._clean_all_uncommitted()
 
 
-def commit_together(catalog: SqlCatalog, transactions: Sequence[Transaction]) -> None:
+def commit_tables(catalog: SqlCatalog, transactions: Sequence[Transaction]) -> None:
     """Commit transactions of different tables, all or none.
 
     Each transaction requires that its table's current snapshot has not changed. Raises CommitFailedException if one has
