@@ -34,7 +34,7 @@ def require_column(
         )
 
 
-def kept(stage: Table, name: str) -> ColumnElement[bool]:
+def not_deleting(stage: Table, name: str) -> ColumnElement[bool]:
     """Return the condition for staged rows that delete nothing: their delete column is false or null."""
     return or_(stage.c[name].is_(false()), stage.c[name].is_(None))
 

@@ -203,7 +203,7 @@ def merge_staged(connection: Connection, plan: MergePlan, stage: Table, attempts
         replacing.refuse_repeated_keys(connection, plan.table, plan.keys, stage, chosen)
     if plan.delete:
         deleting.delete_by_key(connection, plan.table, plan.keys, stage, plan.delete, chosen)
-        chosen = and_(chosen, deleting.kept(stage, plan.delete))
+        chosen = and_(chosen, deleting.not_deleting(stage, plan.delete))
     _upsert(connection, plan, stage, chosen)
 
 

@@ -219,7 +219,7 @@ class SqlStore:
         for wait in (*_CONFLICTS.waits(), None):
             try:
                 with self.engine.begin() as connection:
-                    restored = raised(connection, shard)
+                    restored = raise_fence_in(connection, shard)
                     work(connection, restored)
                     return restored
             except SQLAlchemyError as error:
@@ -376,7 +376,7 @@ def check_deferred(connection: Connection) -> None:
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
 
 
-def raised(connection: Connection, shard: str) -> Restored:
+def raise_fence_in(connection: Connection, shard: str) -> Restored:
     """Raise the fence of a consumer in this transaction, and return its row, which stays locked."""
     commit_durably(connection)
     row = {"shard_fqn": shard, "fence": 1, "checkpoint": b""}

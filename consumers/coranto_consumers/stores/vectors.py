@@ -61,7 +61,7 @@ class VectorLog:
         self._wall = wall
         store.create_tables(VECTORS)
 
-    def keep(self, consumer: str, vector: OffsetVector) -> None:
+    def save(self, consumer: str, vector: OffsetVector) -> None:
         """Store a vector of a consumer, and delete its oldest vectors beyond the limit. Raises SqlStoreError."""
         packed = zlib.compress(
             json.dumps([vector_to_json(vector.ends), vector_to_json(vector.begins)], separators=(",", ":")).encode()

@@ -39,7 +39,7 @@ from coranto.messages.checkpoints import Checkpoint, Identity, Source
 from coranto_consumers.stores.durability import commit_durably
 from coranto_consumers.stores.engines import READS_ONLY
 from coranto_consumers.stores.mysql import NAME
-from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore, raised, row_of
+from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore, raise_fence_in, row_of
 
 WINDOW_COLUMN: Final = "coranto_window"
 """The column of output tables with the first number of the window that a row comes from."""
@@ -132,7 +132,7 @@ class WindowLog:
         found = row_of(connection, self._place)
         if found is not None and found.checkpoint.identity == now:
             return
-        if (known := raised(connection, self._place).checkpoint.identity) not in (before, now):
+        if (known := raise_fence_in(connection, self._place).checkpoint.identity) not in (before, now):
             outputs = [", ".join(sorted(each.outputs)) or "none" for each in (before, known)]
             raise Fenced(
                 f"another process has changed the record of {self._consumer}, from outputs {outputs[0]} to "

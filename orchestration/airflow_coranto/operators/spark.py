@@ -131,10 +131,10 @@ class SparkConsumerOperator(BaseOperator):
         self.defer(trigger=trigger, method_name="execute_complete")
 
     def _consume(self, context: Any) -> dict[str, Any]:
-        from coranto_consumers.spark.consumer.progress import catching_up
+        from coranto_consumers.spark.consumer.progress import show_progress
 
         before = self._output_positions(lambda client: positions_in(client, self.outputs))
-        with catching_up(TaskLog(self.log)) as show:
+        with show_progress(TaskLog(self.log)) as show:
             try:
                 report = self._consumer(show).run_until_caught_up()
             finally:

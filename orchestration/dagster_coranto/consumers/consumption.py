@@ -57,9 +57,9 @@ class Consumption:
 
     def drain(self, log: Log) -> ConsumeReport:
         """Consume up to the heads at the start. Raises as `SparkConsumer.run_until_caught_up` does."""
-        from coranto_consumers.spark.consumer.progress import catching_up
+        from coranto_consumers.spark.consumer.progress import show_progress
 
-        with catching_up(log) as show:
+        with show_progress(log) as show:
 
             def update(report: ConsumeReport) -> None:
                 self._watch.record(report)

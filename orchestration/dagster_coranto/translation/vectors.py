@@ -16,4 +16,4 @@ def store_vector(
     from coranto_consumers.stores.sql import SqlStore
     from coranto_consumers.stores.vectors import OffsetVector, VectorLog
 
-    VectorLog(SqlStore(store_url)).keep(consumer, OffsetVector(ends, begins or {}))
+    VectorLog(SqlStore(store_url)).save(consumer, OffsetVector(ends, begins or {}))

@@ -19,7 +19,7 @@ def vector(number: int) -> OffsetVector:
 def test_a_vector_is_found_by_its_digest(store_url: str) -> None:
     log = VectorLog(SqlStore(store_url))
     for consumer in ("one", "two", "one"):
-        log.keep(consumer, vector(1))
+        log.save(consumer, vector(1))
     assert log.find(vector(1).version) == vector(1)
     assert log.find(vector(2).version) is None
     assert vector(1).version != OffsetVector(vector(1).ends).version, "the begin of reading counts, too"
@@ -28,7 +28,7 @@ def test_a_vector_is_found_by_its_digest(store_url: str) -> None:
 def test_a_vector_keeps_the_ids_of_journals(store_url: str) -> None:
     log = VectorLog(SqlStore(store_url))
     kept = OffsetVector({"shop/a": JournalOffset(7, "c1-2")}, {"shop/a": JournalOffset(3, "c1-2")})
-    log.keep("one", kept)
+    log.save("one", kept)
     found = log.find(kept.version)
     assert found == kept
     assert (id_of(found.ends["shop/a"]), id_of(found.begins["shop/a"])) == ("c1-2", "c1-2")
@@ -38,17 +38,17 @@ def test_a_vector_keeps_the_ids_of_journals(store_url: str) -> None:
 def test_the_oldest_vectors_of_a_consumer_are_evicted(store_url: str) -> None:
     store, now = SqlStore(store_url), iter(range(100))
     log = VectorLog(store, max_bytes=6_000, wall=lambda: next(now))
-    log.keep("other", vector(1_000))
+    log.save("other", vector(1_000))
     for number in range(20):
-        log.keep("one", vector(number))
+        log.save("one", vector(number))
         if number > 2:
-            log.keep("one", vector(2))  # It is read repeatedly, and so stays.
+            log.save("one", vector(2))  # It is read repeatedly, and so stays.
     kept = {number for number in range(20) if log.find(vector(number).version)}
     assert 2 <= len(kept) < 10
     assert kept == {2, *range(20 - len(kept) + 1, 20)}, "the newest"
     assert log.find(vector(1_000).version), "of another consumer"
     small = VectorLog(store, max_bytes=1, wall=lambda: 1_000.0)
-    small.keep("one", vector(50))
+    small.save("one", vector(50))
     assert small.find(vector(50).version) == vector(50), "the newest stays at any size"
     assert not small.find(vector(2).version)
 
@@ -57,13 +57,13 @@ def test_the_oldest_vectors_of_a_consumer_are_evicted(store_url: str) -> None:
 def test_a_changed_vector_is_refused(store_url: str, content: bytes) -> None:
     store = SqlStore(store_url)
     log = VectorLog(store)
-    log.keep("one", vector(1))
+    log.save("one", vector(1))
     with store.engine.begin() as connection:
         connection.execute(update(VECTORS).values(vector=content))
     with pytest.raises(CorruptData, match="cannot be read"):
         log.find(vector(1).version)
     other = VectorLog(store)
-    other.keep("one", vector(2))
+    other.save("one", vector(2))
     with store.engine.begin() as connection:
         is_other = VECTORS.c.version == vector(2).version
         connection.execute(update(VECTORS).values(version="0" * 32).where(is_other))

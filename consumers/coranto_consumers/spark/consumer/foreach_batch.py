@@ -101,8 +101,8 @@ def exactly_once(
         raise InvalidInput("dead letters in journals need a client; give exactly_once one", field="client")
     hooks = hooks or Hooks()
     identity = IdentityCheck(name, options.accept_changes)
-    made = output_store(store, hooks.commit)
-    owner = Owner(name, name, outputs, made, options.misfits, identity, hooks)
+    target = output_store(store, hooks.commit)
+    owner = Owner(name, name, outputs, target, options.misfits, identity, hooks)
     return _Batches(owner, client, options, first_batch, on_progress or (lambda report: None))
 
 
@@ -126,7 +126,7 @@ class _Batches:
         with errors_to_driver(), errors_of_tasks():
             query = RunningQuery.of(batch)
             if self._query != query.id:
-                self._owner.commits.forget()
+                self._owner.commits.clear()
                 policy = RetryPolicy(self._options.retry_timeout if query.ends_by_itself else math.inf)
                 self._outages = Outages(name, policy, self._owner.hooks, self._on_progress)
                 self._is_restored = False

@@ -95,7 +95,7 @@ OnProgress = Callable[[ConsumeReport], None]
 
 
 @contextmanager
-def catching_up(log: Log | None = None) -> Iterator[OnProgress]:
+def show_progress(log: Log | None = None) -> Iterator[OnProgress]:
     """Show a consumer's progress in bytes, on a terminal or in `log`. Yields the function for `on_progress`."""
     with progress("Consuming", unit="bytes", log=log) as bar:
         lag: int | None = None
@@ -104,7 +104,7 @@ def catching_up(log: Log | None = None) -> Iterator[OnProgress]:
             nonlocal lag
             bar.note(
                 f"{report.messages:,} messages ({report.published:,} published), transactions: {report.transactions}"
-                f"{waits_for(report)}"
+                f"{describe_open_transaction(report)}"
             )
             if lag is None:
                 bar.expect(report.lag_bytes)
@@ -115,7 +115,7 @@ def catching_up(log: Log | None = None) -> Iterator[OnProgress]:
         yield show
 
 
-def waits_for(report: ConsumeReport) -> str:
+def describe_open_transaction(report: ConsumeReport) -> str:
     """Describe the transaction with the most content to read again among those open over several checkpoints."""
     lasting = [each for each in report.open_transactions if each.checkpoints >= _SOME_CHECKPOINTS]
     if not lasting:
@@ -140,7 +140,7 @@ class PhaseTimes:
         self._traced: list[tuple[str, int]] = []
         """The phases to trace, with the times of their ends."""
 
-    def ended(self, phase: str) -> None:
+    def end_phase(self, phase: str) -> None:
         """Record the end of a phase, which is the begin of the next one."""
         now = self._monotonic()
         self._seconds[phase] = now - self._last
@@ -149,7 +149,7 @@ class PhaseTimes:
             self._traced.append((phase, time.time_ns()))
 
     @contextmanager
-    def traced(self) -> Iterator[TraceSpan | None]:
+    def trace(self) -> Iterator[TraceSpan | None]:
         """Run the block in the transaction's trace span, which ends with the block. Yields None without tracing."""
         if self._tracer is None:
             yield None
@@ -164,6 +164,6 @@ class PhaseTimes:
                     self._tracer.span(phase, consumer=self._consumer, within=span, begun=begun).end(at=ended)
                     begun = ended
 
-    def added_to(self, seconds: Mapping[str, float]) -> dict[str, float]:
+    def plus(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """Return the phases' times plus the times of earlier transactions."""
         return {phase: seconds.get(phase, 0.0) + self._seconds.get(phase, 0.0) for phase in PHASES}

@@ -131,7 +131,7 @@ class Run:
             if due is None and not ranges:
                 self._record()
                 return
-            self._times.ended("planning")
+            self._times.end_phase("planning")
             self._owner.hooks.on_step(Step.PLANNED)
             is_last = most is not None and self.report.transactions + 1 >= most
             try:
@@ -187,7 +187,7 @@ class Run:
         if reading is None and writing.is_worthwhile(ranges, self.sources):
             if (expected := self._written_as_expected(ranges)) is not None:
                 transaction, read = expected
-                if not inputs.bound.see(ranges, read.rows):
+                if not inputs.bound.observe(ranges, read.rows):
                     return False
                 try:
                     return self._finish(transaction, read, prefetch, ranges)
@@ -204,7 +204,7 @@ class Run:
                 self._unread.long.add(long)  # These are delivered in parts.
                 log_long_transactions(long, self.sources, most)
                 return False
-            if not inputs.bound.see(ranges, read_now.rows):
+            if not inputs.bound.observe(ranges, read_now.rows):
                 return False
             return self._finish(transaction, read_now, prefetch, ranges)
 
@@ -214,11 +214,11 @@ class Run:
         expected = inputs.expect(self._client, ranges)
         if expected is not None:
             try:
-                made = checked_outputs(self._owner.outputs(expected.committed))
-                if not inputs.writing.allows(made):
+                outputs = checked_outputs(self._owner.outputs(expected.committed))
+                if not inputs.writing.allows(outputs):
                     return None
-                transaction.write_expected(made, expected)
-                read = inputs.settle(expected, self.sources, self._begins)
+                transaction.write_expected(outputs, expected)
+                read = inputs.confirm(expected, self.sources, self._begins)
             except (CorantoError, PySparkException, Py4JError) as error:
                 problem = str(error).partition("\n")[0]
                 _log.info("transaction.read_again", consumer=self._owner.name, error=problem)
@@ -248,7 +248,7 @@ class Run:
 
     def _prefetch(self, ranges: Sequence[Range], is_endless: bool, read: Input) -> None:
         inputs, unread = self._inputs, self._unread
-        inputs.bound.settle()
+        inputs.bound.apply()
         after = unread.known(read.sources)
         if following := unread.plan_next(ranges, after, inputs.bound.max_bytes):
             if not inputs.writing.is_worthwhile(following, after):

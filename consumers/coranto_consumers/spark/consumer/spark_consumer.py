@@ -52,7 +52,7 @@ _FENCE_SECONDS: Final = 5.0
 """The seconds between an idle service's checks of its fence in the store."""
 
 
-class Pace:
+class Throttle:
     """Limits how often a service begins to catch up: at most once in `seconds`."""
 
     def __init__(self, seconds: float, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -64,7 +64,7 @@ class Pace:
     def is_due(self) -> bool:
         return self._monotonic() >= self._due
 
-    def took(self) -> None:
+    def restart(self) -> None:
         self._due = self._monotonic() + self._seconds
 
 
@@ -99,11 +99,11 @@ class SparkConsumer:
         self._config = client
         self._hooks = hooks = hooks or Hooks()
         self._on_progress = on_progress or (lambda report: None)
-        made = output_store(store, hooks.commit)
+        target = output_store(store, hooks.commit)
         identity = IdentityCheck(application.name, options.accept_changes)
         name = application.name
-        self._owner = Owner(name, name, application.outputs, made, options.misfits, identity, hooks)
-        inputs = TransactionInputs(application, client, spark, options, name, made.writes_optimistically)
+        self._owner = Owner(name, name, application.outputs, target, options.misfits, identity, hooks)
+        inputs = TransactionInputs(application, client, spark, options, name, target.writes_optimistically)
         lasting = OldestTransactions(options.max_transaction_bytes)
         self._run = partial(Run, application, options, inputs, self._owner, lasting, self._progress, self._report)
         self._seen = NOTHING
@@ -156,7 +156,7 @@ class SparkConsumer:
         seconds from the first failure after the last progress, by default without a limit. Raises other errors as
         `run_until_caught_up` does.
         """
-        pace, fence_checks = Pace(self._options.min_transaction_seconds), Pace(_FENCE_SECONDS)
+        throttle, fence_checks = Throttle(self._options.min_transaction_seconds), Throttle(_FENCE_SECONDS)
         outages = self._begin_run(RetryPolicy(retry_timeout))
 
         def serve() -> ConsumeReport:
@@ -164,7 +164,7 @@ class SparkConsumer:
                 run.begin()
                 caught_up: Mapping[str, object] | None = None
                 while not stop():
-                    if not pace.is_due:
+                    if not throttle.is_due:
                         wait()
                         continue
                     # The prefetch may have listed the journals already, while the last transaction committed.
@@ -175,11 +175,11 @@ class SparkConsumer:
                         if outages.progressed():
                             self._report(run.report)
                         if fence_checks.is_due:  # Otherwise only a commit would detect a later owner.
-                            fence_checks.took()
+                            fence_checks.restart()
                             self._owner.store.require_fence(self._owner.shard, self._owner.fence)
                         wait()
                         continue
-                    pace.took()
+                    throttle.restart()
                     run.catch_up(present, stop)
                     caught_up = ends_of(present)
                 return run.report
@@ -187,7 +187,7 @@ class SparkConsumer:
         return outages.run(serve, self._progress, stop) or self._progress()
 
     def _begin_run(self, policy: RetryPolicy) -> Outages:
-        self._owner.commits.forget()
+        self._owner.commits.clear()
         self._seen = NOTHING
         return Outages(self._owner.name, policy, self._hooks, self._on_progress)
 

@@ -65,22 +65,22 @@ class RunCommits:
     """The progress of the run as of that checkpoint."""
     _committing: tuple[Checkpoint, ConsumeReport] | None = None
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self.checkpoint = self.report = self._committing = None
 
     def begin(self, checkpoint: Checkpoint, report: ConsumeReport) -> None:
         """Record the checkpoint that is about to be committed, and the run's progress after that commit."""
         self._committing = checkpoint, report
 
-    def committed(self) -> None:
+    def complete(self) -> None:
         assert self._committing is not None
         self.checkpoint, self.report = self._committing
         self._committing = None
 
-    def restored(self, checkpoint: Checkpoint, name: str) -> None:
+    def check_restored(self, checkpoint: Checkpoint, name: str) -> None:
         """Compare with the store's checkpoint after a failure. Raises CorruptData if the store has lost commits."""
         if self._committing is not None and checkpoint == _as_stored(self._committing[0]):
-            self.committed()
+            self.complete()
         elif self.checkpoint is None or checkpoint != _as_stored(self.checkpoint):
             raise CorruptData(
                 f"{name} has an earlier checkpoint than this consumer has committed: it lost commits, as in a failover "
@@ -125,11 +125,11 @@ class Owner:
         if not self.has_fence:
             self.fence, checkpoint = self.store.raise_fence(self.shard)
             self.commits.begin(checkpoint, replace(NOTHING, fence=self.fence))
-            self.commits.committed()
+            self.commits.complete()
             self._stale_below = self.fence
         else:
             checkpoint = self.store.resume(self.shard, self.fence)
-            self.commits.restored(checkpoint, self.store.name)
+            self.commits.check_restored(checkpoint, self.store.name)
             self._stale_below = self.fence + 1
         return checkpoint
 
@@ -140,8 +140,8 @@ class Owner:
         consumers of journals call applications only with messages. Raises SqlStoreError.
         """
         try:
-            made = self.outputs(nothing)
-            tables, sql = list(made.tables), list(made.sql)
+            outputs = self.outputs(nothing)
+            tables, sql = list(outputs.tables), list(outputs.sql)
         except CorantoError:
             raise
         except Exception as error:  # noqa: BLE001 - the application may raise anything
@@ -166,9 +166,9 @@ class Owner:
         self.hooks.on_step(Step.RECOVERED)
         return replayed
 
-    def rejection(self, made: Outputs) -> RejectedRow | None:
+    def rejection(self, outputs: Outputs) -> RejectedRow | None:
         """Return the store's rejection of outputs, if any. The outputs are not committed."""
-        return self.store.rejection(made, self.shard, self.fence)
+        return self.store.rejection(outputs, self.shard, self.fence)
 
     def commit(self, written: Sequence[Any], checkpoint: Checkpoint, report: ConsumeReport, merged: Merged) -> None:
         """Commit written rows and a checkpoint. `report` is the progress after it. Calls `merged` just before it."""
@@ -176,7 +176,7 @@ class Owner:
         checkpoint = replace(checkpoint, identity=self.identity.record)
         self.commits.begin(checkpoint, report)
         self.store.commit(self.shard, self.fence, written, checkpoint, merged)
-        self.commits.committed()
+        self.commits.complete()
 
     def record(self, sources: Sources, report: ConsumeReport) -> None:
         """Commit only the states of sources, without rows and acknowledgements. Raises as `commit` does."""
@@ -198,10 +198,10 @@ class ConsumerTransaction:
         self._resources = ExitStack()
         self._connected: SyncJournalClient | None = None
 
-    def write_expected(self, made: Outputs, rows: ExpectedRows) -> None:
+    def write_expected(self, outputs: Outputs, rows: ExpectedRows) -> None:
         """Write outputs of messages that are not known to be committed yet. Then `run` their input, or discard this."""
-        self._owner.identity.take(made.names)
-        self._written = self._owner.store.write_all([made], self._owner.shard, self._owner.fence, rows)
+        self._owner.identity.take(outputs.names)
+        self._written = self._owner.store.write_all([outputs], self._owner.shard, self._owner.fence, rows)
         self._is_expected = True
 
     def run(self, read: Input, staged: Callable[[Input], None] = lambda read: None) -> Input:
@@ -210,8 +210,8 @@ class ConsumerTransaction:
         Calls `staged` before the commit. Raises the errors of the store, the client and the tasks. Raises RejectedRow,
         before anything is committed, for messages that `misfits` forbids; after `write_expected`, for any rejected row.
         """
-        with self._times.traced() as span, self._resources:
-            self._times.ended("reading")
+        with self._times.trace() as span, self._resources:
+            self._times.end_phase("reading")
             try:
                 self._run(read, staged)
             except RejectedRow as rejected:
@@ -229,7 +229,7 @@ class ConsumerTransaction:
         hooks = self._owner.hooks
         with errors_of_tasks():
             self._stage(read)
-        self._times.ended("writing")
+        self._times.end_phase("writing")
         try:
             staged(read)
             self._commit(read)
@@ -237,31 +237,31 @@ class ConsumerTransaction:
             if not self._is_committing:  # Otherwise the outcome may be unknown.
                 self._roll_back(error)
             raise
-        self._times.ended("committing")
+        self._times.end_phase("committing")
         hooks.on_step(Step.COMMITTED)
         if self._published.intents:
             _, may_repeat = acknowledge(self._client(), self._published.intents)
             if not may_repeat:
                 self._owner.ids.release(self._published.uses)
-        self._times.ended("acknowledging")
+        self._times.end_phase("acknowledging")
         hooks.on_step(Step.ACKNOWLEDGED)
-        self.report = replace(self.report, seconds=self._times.added_to(self.report.seconds))
+        self.report = replace(self.report, seconds=self._times.plus(self.report.seconds))
         self._owner.commits.report = self.report
 
     def _stage(self, read: Input) -> None:
         owner = self._owner
         self._published = Published()
         if not self._is_expected:
-            made = [] if read.is_empty else [checked_outputs(owner.outputs(read.committed))]
-            for outputs in made:
+            all_outputs = [] if read.is_empty else [checked_outputs(owner.outputs(read.committed))]
+            for outputs in all_outputs:
                 owner.identity.take(outputs.names)
             if read.dead is not None and isinstance(owner.misfits, DeadLetters):
-                made.append(_dead_letter_outputs(owner.misfits, read.dead))
-            self._written = owner.store.write_all(made, owner.shard, owner.fence) if made else []
-            if not made:
+                all_outputs.append(_dead_letter_outputs(owner.misfits, read.dead))
+            self._written = owner.store.write_all(all_outputs, owner.shard, owner.fence) if all_outputs else []
+            if not all_outputs:
                 return
         owner.hooks.on_step(Step.STAGED)
-        if not self._is_expected and (journals := [output for outputs in made for output in outputs.journals]):
+        if not self._is_expected and (journals := [output for outputs in all_outputs for output in outputs.journals]):
             self._published = publish_journal_outputs(journals, self._client(), owner.ids)
         owner.hooks.on_step(Step.PUBLISHED)
 

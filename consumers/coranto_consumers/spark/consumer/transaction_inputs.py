@@ -37,34 +37,34 @@ class MessageBound:
     The number of messages in a range is known only after it is read, so the plan uses the mean length of earlier
     messages. The first transaction assumes the shortest lines, so that it reads too little rather than too much. If
     messages turn out to be much shorter, the transaction is discarded, and planned again. Otherwise a new mean takes
-    effect at the next `settle`, so that the plans of the prefetch and of the next transaction are equal.
+    effect at the next `apply`, so that the plans of the prefetch and of the next transaction are equal.
     """
 
     def __init__(self, max_bytes: int, max_messages: int | None) -> None:
         self._max_bytes = max_bytes
         self._max_messages = max_messages
-        self._seen: float = SHORTEST_MESSAGE
-        self._settled: float = SHORTEST_MESSAGE
+        self._observed: float = SHORTEST_MESSAGE
+        self._applied: float = SHORTEST_MESSAGE
 
     @property
     def max_bytes(self) -> int:
         if self._max_messages is None:
             return self._max_bytes
-        return max(1, min(self._max_bytes, int(self._max_messages * self._settled)))
+        return max(1, min(self._max_bytes, int(self._max_messages * self._applied)))
 
-    def see(self, ranges: Sequence[Range], messages: int) -> bool:
+    def observe(self, ranges: Sequence[Range], messages: int) -> bool:
         """Record the number of messages in ranges. Return False if they are too many: plan the transaction again."""
         if self._max_messages is None or not messages:
             return True
-        self._seen = sum(each.length for each in ranges) / messages
+        self._observed = sum(each.length for each in ranges) / messages
         # A transaction reads at least one message of each journal.
         if messages > _TOLERANCE * max(self._max_messages, len(ranges)):
-            self.settle()
+            self.apply()
             return False
         return True
 
-    def settle(self) -> None:
-        self._settled = self._seen
+    def apply(self) -> None:
+        self._applied = self._observed
 
 
 class OptimisticWrites:
@@ -176,9 +176,9 @@ class TransactionInputs:
         """Return the messages of ranges as if all were committed. None if that is impossible."""
         return self.reader().expect(ranges, _cuts(client, ranges))
 
-    def settle(self, expected: ExpectedRows, sources: Sources, begins: Mapping[str, int]) -> Input | None:
+    def confirm(self, expected: ExpectedRows, sources: Sources, begins: Mapping[str, int]) -> Input | None:
         """Return the input of expected messages that were written. None if not all of them are committed."""
-        return self.reader().settle(expected, sources, Pruning(time.time(), first_offsets=begins))
+        return self.reader().confirm(expected, sources, Pruning(time.time(), first_offsets=begins))
 
     def reader(self) -> InputReader:
         """Return the reader of the input. The first call starts the session if needed."""

@@ -25,7 +25,7 @@ from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.committed.scanning import RangeSummary, Summaries
 from coranto_consumers.spark.committed.sequencing import (
     LongTransaction,
-    Sequenced,
+    SequencingResult,
     Sources,
     find_long,
     sequence,
@@ -86,7 +86,7 @@ class FoundLong:
 
 class _Sequencing(NamedTuple):
     rows: DataFrame
-    results: dict[str, Sequenced]
+    results: dict[str, SequencingResult]
     summaries: Sequence[RangeSummary]
 
 
@@ -158,13 +158,13 @@ class InputReader:
             yield self._input_of(_Sequencing(rows, {journal: result}, summaries), sources)
 
     def expect(self, ranges: Sequence[Range], cuts: Cuts) -> ExpectedRows | None:
-        """Return the messages of ranges as if all were committed. Write them, then `settle`. None if impossible."""
+        """Return the messages of ranges as if all were committed. Write them, then `confirm`. None if impossible."""
         plan = self._plan(ranges, cuts)
         if self._commits or is_little(plan) or is_remote():
             return None
         return ExpectedRows(self._spark, self._planned(plan), self._schema)
 
-    def settle(self, expected: ExpectedRows, sources: Sources, pruning: Pruning) -> Input | None:
+    def confirm(self, expected: ExpectedRows, sources: Sources, pruning: Pruning) -> Input | None:
         """Return the input of expected messages that were written. None unless all of them fit and are committed."""
         summaries = expected.summaries()
         if summaries is None or any(summary.misfits for summary in summaries.values()):
@@ -245,12 +245,12 @@ class InputReader:
 
     def _results(
         self, parts: Mapping[str, dict[Range, RangeSummary]], sources: Sources, pruning: Pruning
-    ) -> dict[str, Sequenced]:
+    ) -> dict[str, SequencingResult]:
         return {
             journal: sequence(journal, sources[journal], parts[journal], pruning=pruning) for journal in sorted(parts)
         }
 
-    def _watch(self, results: Mapping[str, Sequenced], sources: Sources, pruning: Pruning) -> None:
+    def _watch(self, results: Mapping[str, SequencingResult], sources: Sources, pruning: Pruning) -> None:
         for journal, result in results.items():
             warn_of_resets(journal, result)
             watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))
@@ -298,7 +298,7 @@ def cores(spark: SparkSession) -> int:
     return max(2, each * int(spark.conf.get("spark.executor.instances", "") or 2))
 
 
-def _after(sources: Sources, results: Mapping[str, Sequenced]) -> dict[str, Source]:
+def _after(sources: Sources, results: Mapping[str, SequencingResult]) -> dict[str, Source]:
     return {**sources, **{journal: result.source for journal, result in results.items()}}
 
 

@@ -110,7 +110,7 @@ class TimeOptions:
         """Parse options with names in lower case. Raises InvalidInput."""
         return cls(_side(given, "starting"), _side(given, "ending"))
 
-    def of(self, journal: str) -> TimeSpan:
+    def span(self, journal: str) -> TimeSpan:
         """Return the span of a journal. Raises InvalidInput if the options leave out the journal."""
         for side, times in (("starting", self.starting), ("ending", self.ending)):
             if isinstance(times, Mapping) and journal not in times:
@@ -118,9 +118,9 @@ class TimeOptions:
                     f"has no time of {journal}, which is read; name all journals, or set {side}Timestamp",
                     field=f"option {side}OffsetsByTimestamp",
                 )
-        return self.of_any(journal)
+        return self.span_or_unbounded(journal)
 
-    def of_any(self, journal: str) -> TimeSpan:
+    def span_or_unbounded(self, journal: str) -> TimeSpan:
         """Return the span of a journal. It has no bounds if the options leave out the journal."""
         sides = (self.starting, self.ending)
         return TimeSpan(*(side.get(journal) if isinstance(side, Mapping) else side for side in sides))

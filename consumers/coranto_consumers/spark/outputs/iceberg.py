@@ -124,10 +124,10 @@ class IcebergStore(OutputStore[Written]):
         state = None if table is None else state_of(table, shard)
         return None if state is None or not state.fence else Restored(state.fence, state.checkpoint)
 
-    def compare(self, made: Outputs) -> None:
-        for each in made.sql:
+    def compare(self, outputs: Outputs) -> None:
+        for each in outputs.sql:
             self.prepare(each.sql)
-        for output in made.tables:
+        for output in outputs.tables:
             table, plan = self._planned(output)
             require_target(table, output.table if isinstance(output.table, Table) else None, plan)
 

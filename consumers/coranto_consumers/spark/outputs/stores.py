@@ -38,7 +38,7 @@ from coranto_consumers.stores.staging import compare_plan, delete_staged, delete
 from coranto_consumers.stores.windows import WINDOW_COLUMN, WindowLog
 
 W = TypeVar("W")
-Made = Sequence[Outputs]
+AllOutputs = Sequence[Outputs]
 Merged = Callable[[], None]
 
 
@@ -100,20 +100,22 @@ class OutputStore(ABC, Generic[W]):
         """Let tasks write the rows of an output for SQL. Raises InvalidInput as `prepare`, and for wrong columns."""
         raise InvalidInput(f"{self.name} runs no SQL: let the application return tables only", field="outputs")
 
-    def write_all(self, made: Made, shard: str, fence: int, expected: ExpectedRows | None = None) -> list[W]:
+    def write_all(
+        self, all_outputs: AllOutputs, shard: str, fence: int, expected: ExpectedRows | None = None
+    ) -> list[W]:
         """Write the rows of outputs for tables, and then for SQL. Raises as `write` and `write_sql` do."""
-        written = [self.write(output, shard, fence, expected) for outputs in made for output in outputs.tables]
-        return written + [self.write_sql(output, shard, fence) for outputs in made for output in outputs.sql]
+        written = [self.write(output, shard, fence, expected) for outputs in all_outputs for output in outputs.tables]
+        return written + [self.write_sql(output, shard, fence) for outputs in all_outputs for output in outputs.sql]
 
     @abstractmethod
     def read(self, shard: str) -> Restored | None:
         """Return a consumer's fence and checkpoint. None if it never started. Raises InvalidInput if it is retired."""
 
     @abstractmethod
-    def compare(self, made: Outputs) -> None:
+    def compare(self, outputs: Outputs) -> None:
         """Raise InvalidInput for rows that do not fit tables, or for missing privileges. Creates absent tables."""
 
-    def rejection(self, made: Outputs, shard: str, fence: int) -> RejectedRow | None:
+    def rejection(self, outputs: Outputs, shard: str, fence: int) -> RejectedRow | None:
         """Write the rows of outputs in a transaction that is rolled back. Return the store's rejection, if any."""
         raise InvalidInput(f"{self.name} rejects no rows", field="store")
 
@@ -152,10 +154,10 @@ class SqlOutputs(OutputStore[Staged]):
     def read(self, shard: str) -> Restored | None:
         return self._store.read(shard)
 
-    def compare(self, made: Outputs) -> None:
-        for output in made.sql:
+    def compare(self, outputs: Outputs) -> None:
+        for output in outputs.sql:
             output.sql.prepare(self._store)
-        for plan in map(plan_of, made.tables):
+        for plan in map(plan_of, outputs.tables):
             compare_plan(self._store, plan, stage_of(self._store, plan))
 
     def sweep(self, shard: str, fence: int) -> None:
@@ -210,10 +212,10 @@ class SqlOutputs(OutputStore[Staged]):
             sql,
         )
 
-    def rejection(self, made: Outputs, shard: str, fence: int) -> RejectedRow | None:
+    def rejection(self, outputs: Outputs, shard: str, fence: int) -> RejectedRow | None:
         try:
             with errors_of_tasks():
-                written = self.write_all([made], shard, fence)
+                written = self.write_all([outputs], shard, fence)
             with self._store.transaction(shard, fence) as transaction:
                 self._merge(transaction.connection, written)
                 check_deferred(transaction.connection)
@@ -252,15 +254,17 @@ class WindowRows(SqlOutputs):
         self._recorded = recorded
         self._letters = letters
 
-    def write_all(self, made: Made, shard: str, fence: int, expected: ExpectedRows | None = None) -> list[Staged]:
+    def write_all(
+        self, all_outputs: AllOutputs, shard: str, fence: int, expected: ExpectedRows | None = None
+    ) -> list[Staged]:
         for given, problem in (
-            ([outputs.journals for outputs in made], "publish: messages in journals cannot be replaced"),
-            ([outputs.sql for outputs in made], "write by SQL of its own: the rows to replace would be unknown"),
+            ([outputs.journals for outputs in all_outputs], "publish: messages in journals cannot be replaced"),
+            ([outputs.sql for outputs in all_outputs], "write by SQL of its own: the rows to replace would be unknown"),
         ):
             if any(given):
                 text = f"an application that runs by windows cannot {problem}; let it return tables only"
                 raise InvalidInput(text, field="outputs")
-        tables = [_of_window(output, self._window) for outputs in made for output in outputs.tables]
+        tables = [_of_window(output, self._window) for outputs in all_outputs for output in outputs.tables]
         return [self.write(output, shard, fence) for output in tables]
 
     def _begin(self, connection: Connection, checkpoint: Checkpoint) -> Checkpoint:

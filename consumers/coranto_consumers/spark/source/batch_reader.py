@@ -25,7 +25,7 @@ from coranto_consumers.spark.session.access import for_tasks, without_keys
 from coranto_consumers.spark.session.fetching import machine_folder, read_together, task_client
 from coranto_consumers.spark.session.task_errors import errors_to_driver
 from coranto_consumers.spark.session.versions import push_filters
-from coranto_consumers.spark.source.planning import Narrowing, Shares, plan_read
+from coranto_consumers.spark.source.planning import FilterBounds, Shares, plan_read
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -58,7 +58,7 @@ class JournalReader(DataSourceReader):
         self._layout = layout
         self._planned: Shares | None = None
         self._failure: CorantoError | None = None
-        self._narrowing = Narrowing()
+        self._filter_bounds = FilterBounds()
         self._name = uuid.uuid4().hex
 
     @property
@@ -67,7 +67,7 @@ class JournalReader(DataSourceReader):
         return _TakesFilters(self._narrow)
 
     def _narrow(self, filters: list[Filter]) -> list[Filter]:
-        self._narrowing = Narrowing.of(filters, self._layout.own)
+        self._filter_bounds = FilterBounds.of(filters, self._layout.own)
         self._planned = self._failure = None
         return filters
 
@@ -77,7 +77,7 @@ class JournalReader(DataSourceReader):
         if self._planned is None:
             try:
                 with SyncJournalClient.of(self._options.client) as client:
-                    self._planned = plan_read(client, self._options, self._narrowing)
+                    self._planned = plan_read(client, self._options, self._filter_bounds)
             except CorantoError as error:
                 self._failure = error
                 raise
@@ -115,11 +115,11 @@ class JournalReader(DataSourceReader):
             with read_together(client, once, framing) as content:
                 batches = BatchBuilder(self._layout)
                 for numbered in partition.parts:
-                    span = self._options.times.of(numbered.range.journal)
+                    span = self._options.times.span(numbered.range.journal)
                     for lines in self._lines(content, numbered):
                         mask = span.mask(lines.clocks)
-                        if self._narrowing != Narrowing():
-                            mask &= self._narrowing.mask(lines.begins, lines.clocks)
+                        if self._filter_bounds != FilterBounds():
+                            mask &= self._filter_bounds.mask(lines.begins, lines.clocks)
                         yield from batches.build(lines.where(mask))
 
     def _lines(self, content: JournalContent, numbered: NumberedRange) -> Iterator[Lines]:

@@ -69,7 +69,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowing:
+class FilterBounds:
     """Bounds of the rows that may pass a query's filters."""
 
     journals: tuple[Filter, ...] = ()
@@ -78,7 +78,7 @@ class Narrowing:
     clocks: Bounds = Bounds()
 
     @classmethod
-    def of(cls, filters: Iterable[Filter], own: Mapping[str, str]) -> Narrowing:
+    def of(cls, filters: Iterable[Filter], own: Mapping[str, str]) -> FilterBounds:
         """Return the bounds of rows that pass all `filters`. `own` maps columns to the source's fields."""
         found = cls()
         for each in filters:
@@ -92,7 +92,7 @@ class Narrowing:
                 found = replace(found, clocks=_narrowed(found.clocks, each))
         return found
 
-    def takes(self, journal: str) -> bool:
+    def may_match(self, journal: str) -> bool:
         """Return True if rows of a journal may pass the filters."""
         return all(_of_name(each, journal) for each in self.journals)
 
@@ -149,16 +149,22 @@ class Shares(NamedTuple):
     """The ranges that each task reads. A journal's ranges are numbered from 0."""
 
 
-def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narrowing = Narrowing()) -> Shares:
-    """Return the ranges that tasks read, without ranges that cannot have rows of `narrowing`.
+def plan_read(
+    client: SyncJournalClient, options: SourceOptions, filter_bounds: FilterBounds = FilterBounds()
+) -> Shares:
+    """Return the ranges that tasks read, without ranges that cannot have rows within `filter_bounds`.
 
     Raises InvalidInput for offsets that the journals do not have, StreamChanged for a stream whose split or merge does
     not end, and errors for lost content.
     """
     found = _contents(client, options)
     options = _at_moment(client, found, options)
-    wholes = [_whole(client, journal, extent, options) for journal, extent in found.items() if narrowing.takes(journal)]
-    wholes = [needed for whole in wholes if (needed := _needed(client, whole, options, narrowing)).length > 0]
+    wholes = [
+        _whole(client, journal, extent, options)
+        for journal, extent in found.items()
+        if filter_bounds.may_match(journal)
+    ]
+    wholes = [needed for whole in wholes if (needed := _needed(client, whole, options, filter_bounds)).length > 0]
     if not isinstance(options.framing, JsonLines):
         return _unsplit(wholes, options)
     ranges = _split(client, wholes, options)
@@ -173,7 +179,7 @@ def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narr
     is_committed = options.isolation is Isolation.READ_COMMITTED
     if is_committed:
         # The committed rows of a part depend on all parts, but only these parts may have rows that pass.
-        least, most = narrowing.offsets.least, narrowing.offsets.most
+        least, most = filter_bounds.offsets.least, filter_bounds.offsets.most
         parts = [part for part in parts if part.begin <= most and least < part.end]
     few = options.min_partitions > 1 or options.max_records is not None
     shares = [[part] for part in parts] if few else share(parts, min(WORTHWHILE_BYTES, options.max_bytes))
@@ -239,7 +245,7 @@ def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, optio
     start = EARLIEST if options.starting is None else options.starting[journal]
     end = LATEST if options.ending is None else options.ending[journal]
     if start == EARLIEST:
-        start = options.times.of(journal).first_offset(client, journal, extent.begin, extent.head)
+        start = options.times.span(journal).first_offset(client, journal, extent.begin, extent.head)
     end = extent.head if end == LATEST else end
     start, end = _of_present(journal, start, end, extent, options)
     lost = _lost(journal, start, end, extent)
@@ -280,14 +286,14 @@ def _of_present(journal: str, start: int, end: int, extent: ContentExtent, optio
     return max(extent.begin, lost.same_through), min(end, extent.head)
 
 
-def _needed(client: SyncJournalClient, whole: Range, options: SourceOptions, narrowing: Narrowing) -> Range:
+def _needed(client: SyncJournalClient, whole: Range, options: SourceOptions, filter_bounds: FilterBounds) -> Range:
     begin, end = whole.begin, whole.end
-    if narrowing.since is not None:
-        begin = TimeSpan(narrowing.since).first_offset(client, whole.journal, begin, end)
+    if filter_bounds.since is not None:
+        begin = TimeSpan(filter_bounds.since).first_offset(client, whole.journal, begin, end)
     if options.isolation is Isolation.READ_UNCOMMITTED:
-        end = min(end, narrowing.offsets.most + 1)
+        end = min(end, filter_bounds.offsets.most + 1)
         if isinstance(options.framing, JsonLines):  # Other messages may begin anywhere.
-            begin = max(begin, narrowing.offsets.least)
+            begin = max(begin, filter_bounds.offsets.least)
     return replace(whole, begin=begin, end=end, aligned=whole.aligned and begin == whole.begin)
 
 

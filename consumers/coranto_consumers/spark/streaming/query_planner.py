@@ -118,7 +118,7 @@ class QueryPlanner:
         self._states: dict[str, ReadState] = {}
         self._lost: set[LostContent] = set()
 
-    def keep(self, journal: str, state: ReadState) -> None:
+    def set_state(self, journal: str, state: ReadState) -> None:
         self._states[journal] = state
 
     def accepted(self, positions: Positions, heads: Extents) -> dict[str, Position]:
@@ -204,13 +204,13 @@ class QueryPlanner:
                 if (found := part_between(name, state, position)) is not None:
                     batches[name] = self._part_again(found, state, heads[name].head, len(ended))
                     require_part(name, batches[name], position)
-                    self.keep(name, replace(batches[name].state, position=position))
+                    self.set_state(name, replace(batches[name].state, position=position))
                 continue
             whole = self._range(name, begin, left, heads[name], position.since is not None)
             batches[name] = self._planned(replace(whole, limit=left), state, listed=self._listed(len(ended)))
             if left == position.offset:
                 require_end(name, batches[name], left)
-            self.keep(name, replace(batches[name].state, position=position))
+            self.set_state(name, replace(batches[name].state, position=position))
         return batches
 
     def _part_again(

@@ -79,7 +79,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if times.starting is not None:
                 client, heads = self._journals.client, self._journals.refresh()
                 found = {
-                    name: _position(times.of(name).first_offset(client, name, each.begin, each.head), each)
+                    name: _position(times.span(name).first_offset(client, name, each.begin, each.head), each)
                     for name, each in heads.items()
                 }
             elif starting == {}:
@@ -130,14 +130,14 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if batch is not None and batch.parts:
                 after = _identified(batch.state.position, heads[name])
                 end[name] = after if state.position.created else replace(after, since=state.position.offset)
-                self._planner.keep(name, replace(batch.state, position=end[name]))
+                self._planner.set_state(name, replace(batch.state, position=end[name]))
                 self._ended.pop(name, None)
                 continue
             if batch is not None and planned[name].end >= heads[name].head:
                 self._ended[name] = heads[name].head
             if name not in begun and name in readable:
                 end[name] = replace(_identified(state.position, heads[name]), since=state.position.offset)
-                self._planner.keep(name, replace(state, position=end[name]))
+                self._planner.set_state(name, replace(state, position=end[name]))
         found = dumps(end)
         self._planned = _key(start, found), self._partitions(batches)
         return found
@@ -193,7 +193,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ):
             for part in partition.parts:
                 # The options may not name a journal that was created since the query began.
-                span = source.times.of_any(part.numbered.range.journal)
+                span = source.times.span_or_unbounded(part.numbered.range.journal)
                 for lines in part.read(content, source.framing):
                     yield from batches.build(lines.where(span.mask(lines.clocks)))
 

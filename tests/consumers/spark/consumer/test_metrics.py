@@ -54,9 +54,9 @@ def test_the_phases_of_a_transaction_are_measured_one_after_another():
     now = iter([10.0, 12.0, 12.5, 15.5, 16.0])
     times = PhaseTimes("consumer", lambda: next(now))
     for phase in PHASES:
-        times.ended(phase)
+        times.end_phase(phase)
 
-    assert times.added_to({"reading": 1.0}) == {
+    assert times.plus({"reading": 1.0}) == {
         "reading": 3.0,
         "writing": 0.5,
         "committing": 3.0,

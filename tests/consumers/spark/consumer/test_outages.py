@@ -508,20 +508,20 @@ def test_a_commit_with_a_lost_response_counts_if_the_store_has_it():
     begin, first, second = (Checkpoint({"a/journal": Source(offset)}) for offset in (0, 10, 20))
     commits = RunCommits()
     commits.begin(begin, report(1))
-    commits.committed()
+    commits.complete()
     commits.begin(first, replace(report(1), transactions=1))
-    commits.restored(begin, "store")
+    commits.check_restored(begin, "store")
     assert commits.report is not None
     assert commits.report.transactions == 0
 
     commits.begin(first, replace(report(1), transactions=1))
-    commits.restored(first, "store")
+    commits.check_restored(first, "store")
     assert commits.report.transactions == 1
-    commits.restored(first, "store")
+    commits.check_restored(first, "store")
 
     commits.begin(second, replace(report(1), transactions=2))
     with pytest.raises(CorruptData, match="earlier checkpoint than this consumer has committed"):
-        commits.restored(begin, "store")
+        commits.check_restored(begin, "store")
 
 
 def test_the_outcome_of_a_commit_is_unknown_only_until_the_store_responds():

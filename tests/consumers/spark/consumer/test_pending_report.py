@@ -12,7 +12,7 @@ from coranto_consumers.spark import ConsumeReport
 from coranto_consumers.spark.committed.sequencing import LongTransaction
 from coranto_consumers.spark.consumer.metrics import SparkConsumerMetrics
 from coranto_consumers.spark.consumer.pending_report import OldestTransaction, OldestTransactions, log_long_transactions
-from coranto_consumers.spark.consumer.progress import waits_for
+from coranto_consumers.spark.consumer.progress import describe_open_transaction
 
 A, B = (ProducerId(bytes([n] * 6)) for n in (1, 2))
 
@@ -67,8 +67,8 @@ def test_parts_of_a_long_transaction_are_logged_together() -> None:
 def test_progress_and_metrics_show_the_open_transaction() -> None:
     lasting = (OldestTransaction("j", A, 0, 3 << 20, 5, 60.0), OldestTransaction("k", A, 0, 9 << 20, 1, 0.0))
     begun = ConsumeReport(5, 0, 9, 0, {}, {}, 0, fence=1, open_transactions=lasting)
-    assert waits_for(begun) == "; open over 5 checkpoints: a transaction in j, 3.0 MiB to read again"
-    assert waits_for(replace(begun, open_transactions=lasting[1:])) == ""
+    assert describe_open_transaction(begun) == "; open over 5 checkpoints: a transaction in j, 3.0 MiB to read again"
+    assert describe_open_transaction(replace(begun, open_transactions=lasting[1:])) == ""
 
     metrics = SparkConsumerMetrics("delays")
     values = {"consumer": "delays", "journal": "j"}

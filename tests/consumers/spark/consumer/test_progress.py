@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coranto_consumers.spark.consumer.progress import ConsumeReport, catching_up
+from coranto_consumers.spark.consumer.progress import ConsumeReport, show_progress
 
 
 class Lines:
@@ -21,7 +21,7 @@ def report(transactions: int, read: int) -> ConsumeReport:
 
 def test_consumed_bytes_are_counted_up_to_the_initial_heads() -> None:
     log = Lines()
-    with catching_up(log) as show:
+    with show_progress(log) as show:
         for number, read in enumerate((1000, 2000, 3000)):  # A thousand bytes were consumed in an earlier run.
             show(report(number, read))
     first, last = log.events[0], log.events[-1]

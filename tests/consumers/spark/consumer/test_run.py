@@ -154,7 +154,7 @@ def test_outputs_are_compared_with_tables_unless_the_instance_has_the_fence(worl
     owner, other = made.owner(), made.owner()
     for fences, each in enumerate((owner, owner, other, owner), 1):
         made.run(owner=each)
-        each.commits.forget()  # As a consumer does before its next run.
+        each.commits.clear()  # As a consumer does before its next run.
         assert made.store.kept.fence == fences
     assert len(compared) == 3, "only the second run replaces its own instance"
 

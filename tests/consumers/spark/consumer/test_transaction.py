@@ -77,10 +77,10 @@ class Rows(OutputStore[str]):
     def read(self, shard: str) -> Restored | None:
         return self.kept
 
-    def compare(self, made: Outputs) -> None:
+    def compare(self, outputs: Outputs) -> None:
         pass
 
-    def rejection(self, made: Outputs, shard: str, fence: int) -> RejectedRow | None:
+    def rejection(self, outputs: Outputs, shard: str, fence: int) -> RejectedRow | None:
         return None
 
     def commit(self, shard: str, fence: int, written, checkpoint: Checkpoint, merged) -> None:
@@ -212,7 +212,7 @@ def test_a_transaction_is_one_trace_with_its_phases_and_appends(owner, broker, m
     with recorded_spans() as spans:
         connect = partial(SyncJournalClient.of, broker.config)
         times = PhaseTimes(owner.name)
-        times.ended("planning")
+        times.end_phase("planning")
         with pytest.raises(SqlStoreError):
             ConsumerTransaction(owner, owner.progress, connect, times).run(read_of("first", 10), refuse)
         ConsumerTransaction(owner, owner.progress, connect).run(read_of("first", 10))

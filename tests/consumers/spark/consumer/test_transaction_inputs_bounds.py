@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto_consumers.journals.ranges import Range, plan_transaction
-from coranto_consumers.spark.consumer.spark_consumer import Pace
+from coranto_consumers.spark.consumer.spark_consumer import Throttle
 from coranto_consumers.spark.consumer.transaction_inputs import SHORTEST_MESSAGE, MessageBound
 
 
@@ -15,22 +15,22 @@ def whole(length: int, journal: str = "a") -> Range:
 def test_messages_are_planned_by_the_mean_length_of_earlier_ones():
     bound = MessageBound(1_000_000, 100)
     assert bound.max_bytes == 100 * SHORTEST_MESSAGE, "the first transaction reads too little rather than too much"
-    bound.see([whole(6_000), whole(4_000, "b")], 20)
+    bound.observe([whole(6_000), whole(4_000, "b")], 20)
     assert bound.max_bytes == 100 * SHORTEST_MESSAGE, "a plan stays the same until its outcome is recorded"
-    bound.settle()
+    bound.apply()
     assert bound.max_bytes == 100 * 500
-    bound.see([whole(50_000)], 0)
-    bound.settle()
+    bound.observe([whole(50_000)], 0)
+    bound.apply()
     assert bound.max_bytes == 100 * 500, "nothing was read"
-    bound.see([whole(50_000_000)], 10)
-    bound.settle()
+    bound.observe([whole(50_000_000)], 10)
+    bound.apply()
     assert bound.max_bytes == 1_000_000, "the limit of bytes remains"
 
 
 def test_without_a_message_limit_any_number_is_allowed():
     bound = MessageBound(1_000, None)
-    bound.see([whole(1_000)], 1_000_000)
-    bound.settle()
+    bound.observe([whole(1_000)], 1_000_000)
+    bound.apply()
     assert bound.max_bytes == 1_000
 
 
@@ -50,35 +50,35 @@ def test_transactions_stay_near_the_message_limit_and_read_everything(journals, 
             mine = ends[int(each.journal)]
             after[int(each.journal)] = next(end for end in mine if end >= each.end)
         found = sum(len([end for end in mine if at[n] < end <= after[n]]) for n, mine in enumerate(ends))
-        if not bound.see(ranges, found):
+        if not bound.observe(ranges, found):
             tries += 1
             assert tries < 20, "it is planned again with half the bytes at most"
             continue
         assert found <= 2 * max(most, len(ranges))
         at, read, tries = after, read + found, 0
-        bound.settle()
+        bound.apply()
     assert read == sum(map(len, journals))
 
 
 def test_a_service_takes_new_content_at_most_once_per_interval():
     now = 0.0
-    pace = Pace(10.0, lambda: now)
-    assert pace.is_due
-    pace.took()
-    assert not pace.is_due
+    throttle = Throttle(10.0, lambda: now)
+    assert throttle.is_due
+    throttle.restart()
+    assert not throttle.is_due
     now = 9.9
-    assert not pace.is_due
+    assert not throttle.is_due
     now = 10.0
-    assert pace.is_due
+    assert throttle.is_due
 
 
 def test_without_an_interval_new_content_is_always_due():
-    pace = Pace(0.0, lambda: 5.0)
-    pace.took()
-    assert pace.is_due
+    throttle = Throttle(0.0, lambda: 5.0)
+    throttle.restart()
+    assert throttle.is_due
 
 
 def test_a_transaction_with_too_many_messages_is_replanned_with_their_length():
     bound = MessageBound(1 << 20, 10)
-    assert not bound.see([whole(1_000)], 21)
+    assert not bound.observe([whole(1_000)], 21)
     assert bound.max_bytes == 10 * 1_000 // 21

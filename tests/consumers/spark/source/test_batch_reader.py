@@ -12,7 +12,7 @@ from coranto.errors import InvalidInput
 from coranto_consumers.spark.session.task_errors import error_of_task
 from coranto_consumers.spark.source import batch_reader
 from coranto_consumers.spark.source.data_source import JournalDataSource
-from coranto_consumers.spark.source.planning import Narrowing
+from coranto_consumers.spark.source.planning import FilterBounds
 
 NAMES = ("sales/north", "sales/south", "stock/north")
 SETTING = "spark.sql.python.filterPushdown.enabled"
@@ -36,7 +36,7 @@ def test_a_read_is_planned_once(broker, monkeypatch, filters):
     executors = pickle.loads(pickle.dumps(reader))
     [part] = reader.partitions()
 
-    assert planned == [Narrowing.of(filters or [], {"journal": "journal", "value": "value"})]
+    assert planned == [FilterBounds.of(filters or [], {"journal": "journal", "value": "value"})]
     assert pa.Table.from_batches(executors.read(part))["value"].to_pylist() == ['{"n":1}']
     assert len(planned) == 1
 

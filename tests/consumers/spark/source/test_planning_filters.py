@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
 
 from coranto.messages.uuids import clock_from_ns
 from coranto.testing.http_store import HttpStore
-from coranto_consumers.spark.source.planning import Bounds, Narrowing
+from coranto_consumers.spark.source.planning import Bounds, FilterBounds
 
 OWN = {"_journal": "journal", "_offset": "offset", "_clock": "clock"}
 NAMES = ("sales/north", "sales/south", "stock/north")
@@ -42,8 +42,8 @@ def journal(kind, *value):
     ],
 )
 def test_filters_select_journals(filters, taken):
-    narrowing = Narrowing.of(filters, OWN)
-    assert tuple(name for name in NAMES if narrowing.takes(name)) == taken
+    filter_bounds = FilterBounds.of(filters, OWN)
+    assert tuple(name for name in NAMES if filter_bounds.may_match(name)) == taken
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_filters_select_journals(filters, taken):
     ],
 )
 def test_filters_bound_offsets(filters, bounds):
-    assert Narrowing.of(filters, OWN).offsets == bounds
+    assert FilterBounds.of(filters, OWN).offsets == bounds
 
 
 @pytest.fixture
