@@ -12,7 +12,7 @@ from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSum
 from coranto_consumers.spark.committed.sequencing import (
     LongTransaction,
     LongTransactions,
-    SequencingResult,
+    SequencedRanges,
     find_long,
     sequence,
     sequence_part,
@@ -64,7 +64,7 @@ def run(memory: Memory, plan: ReadPlan) -> tuple[dict[Range, RangeSummary], list
     return summaries, rows
 
 
-def choose(rows, *results: SequencingResult) -> list[tuple[str, int]]:
+def choose(rows, *results: SequencedRanges) -> list[tuple[str, int]]:
     """Return the committed rows of each journal, in commit order."""
     decisions = [each for result in results for each in result.decisions.items()]
     by_piece = {piece_of(number, limit.segment): limit for number, each in decisions for limit in each.limits}

@@ -50,7 +50,7 @@ class RangeDecision(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SequencingResult:
+class SequencedRanges:
     """The result for one journal. If `replay` is set, it is not final: scan that range, and sequence again with it."""
 
     source: Source
@@ -71,7 +71,7 @@ def sequence(
     replayed: Summaries | None = None,
     replayed_producers: Iterable[ProducerId] = (),
     pruning: Pruning | None = None,
-) -> SequencingResult:
+) -> SequencedRanges:
     """Sequence adjacent ranges of a journal from the entry's `read_through` on. Raises CorruptData for a gap."""
     read_through = read_end(journal, entry.read_through, parts)
     before = dict(replayed or {})
@@ -101,7 +101,7 @@ def sequence(
         if segment.producer in resolution.replay and segment.flags is Flags.ACK_TXN
     }
     source = replace(entry, read_through=read_through, producers=states)
-    return SequencingResult(source, decisions, messages, resolution.resets, replay, acknowledged)
+    return SequencedRanges(source, decisions, messages, resolution.resets, replay, acknowledged)
 
 
 def decide(
@@ -117,7 +117,7 @@ def decide(
     return found, None if None in counts else sum(count or 0 for count in counts)
 
 
-def warn_of_resets(journal: str, sequenced: SequencingResult) -> None:
+def warn_of_resets(journal: str, sequenced: SequencedRanges) -> None:
     """Log acknowledgements with a clock below an earlier acknowledgement of their producer."""
     for reset in sequenced.resets:
         _log.warning("producer.reset", journal=journal, producer=reset.producer.hex(), offset=reset.offset)
@@ -155,7 +155,7 @@ class LongTransaction:
         return Range(self.journal, begin, end, source.read_through, journal_id=source.journal_id)
 
 
-def find_long(journal: str, source: Source, sequenced: SequencingResult, max_bytes: int) -> LongTransaction | None:
+def find_long(journal: str, source: Source, sequenced: SequencedRanges, max_bytes: int) -> LongTransaction | None:
     """Return the first acknowledged transaction that has more than `max_bytes` to read again, if any."""
     if sequenced.replay is None:
         return None
@@ -205,7 +205,7 @@ class LongTransactions:
 
 def sequence_part(
     long: LongTransaction, source: Source, acknowledgement: RangeSummary, parts: Summaries
-) -> SequencingResult:
+) -> SequencedRanges:
     """Sequence the ranges of a part. `source` is the state before the part. Raises CorruptData as `sequence` does."""
     end = read_end(long.journal, min(part.begin for part in parts), parts)
     summaries = [parts[part] for part in sorted(parts)]
@@ -223,4 +223,4 @@ def sequence_part(
     last_ack = min(max([state.last_ack, *clocks]), resolution.states[long.producer].last_ack)
     after: ProducerState = replace(state, last_ack=last_ack, begin=end)
     after_part = replace(source, producers={**source.producers, long.producer: after})
-    return SequencingResult(after_part, decisions, messages, (), None, {})
+    return SequencedRanges(after_part, decisions, messages, (), None, {})

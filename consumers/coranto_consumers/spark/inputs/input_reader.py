@@ -25,7 +25,7 @@ from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.committed.scanning import RangeSummary, Summaries
 from coranto_consumers.spark.committed.sequencing import (
     LongTransaction,
-    SequencingResult,
+    SequencedRanges,
     Sources,
     find_long,
     sequence,
@@ -86,7 +86,7 @@ class FoundLong:
 
 class _Sequencing(NamedTuple):
     rows: DataFrame
-    results: dict[str, SequencingResult]
+    results: dict[str, SequencedRanges]
     summaries: Sequence[RangeSummary]
 
 
@@ -245,12 +245,12 @@ class InputReader:
 
     def _results(
         self, parts: Mapping[str, dict[Range, RangeSummary]], sources: Sources, pruning: Pruning
-    ) -> dict[str, SequencingResult]:
+    ) -> dict[str, SequencedRanges]:
         return {
             journal: sequence(journal, sources[journal], parts[journal], pruning=pruning) for journal in sorted(parts)
         }
 
-    def _watch(self, results: Mapping[str, SequencingResult], sources: Sources, pruning: Pruning) -> None:
+    def _watch(self, results: Mapping[str, SequencedRanges], sources: Sources, pruning: Pruning) -> None:
         for journal, result in results.items():
             warn_of_resets(journal, result)
             watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))
@@ -298,7 +298,7 @@ def cores(spark: SparkSession) -> int:
     return max(2, each * int(spark.conf.get("spark.executor.instances", "") or 2))
 
 
-def _after(sources: Sources, results: Mapping[str, SequencingResult]) -> dict[str, Source]:
+def _after(sources: Sources, results: Mapping[str, SequencedRanges]) -> dict[str, Source]:
     return {**sources, **{journal: result.source for journal, result in results.items()}}
 
 

@@ -31,7 +31,7 @@ from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSum
 from coranto_consumers.spark.committed.sequencing import (
     LongTransaction,
     RangeDecision,
-    SequencingResult,
+    SequencedRanges,
     find_long,
     sequence,
     sequence_part,
@@ -187,7 +187,7 @@ class BatchPlanner:
             {producer: at for producer, at in anchors.items() if producer not in position.producers},
         )
 
-    def _parts(self, sequenced: SequencingResult, ranges: Summaries, replays: States) -> tuple[StreamPart, ...]:
+    def _parts(self, sequenced: SequencedRanges, ranges: Summaries, replays: States) -> tuple[StreamPart, ...]:
         return tuple(
             StreamPart(NumberedRange(each.number, part, replays, self.commits), sequenced.decisions[each.number])
             for part, each in ranges.items()
