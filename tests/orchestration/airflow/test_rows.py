@@ -28,7 +28,7 @@ def test_an_unmapped_task_has_no_index() -> None:
 
 @pytest.mark.parametrize(("namespace", "edition"), [("a/b", ""), ("a", "b/c"), ("a", "b c")])
 def test_ambiguous_parts_are_refused(namespace: str, edition: str) -> None:
-    with pytest.raises(InvalidInput, match="other characters"):
+    with pytest.raises(InvalidInput, match="characters other than"):
         writer_id_of(namespace, "d", "r", "t", 0, edition)
 
 

@@ -235,7 +235,7 @@ async def test_t19_empty_transactions_make_no_append_and_invalid_ones_are_refuse
             writer.write_event("key", {}, sequence=1)
     async with StreamWriter(world.client, STREAM, writer_id="w") as writer:
         await writer.write_event("key", {"n": 2}, sequence=0)
-        with pytest.raises(InvalidInput, match="all that a writer is given"):
+        with pytest.raises(InvalidInput, match="all events and transactions of a writer"):
             writer.write_event("key", {"n": 3})
         for wrong in (-1, 1 << 63):
             with pytest.raises(InvalidInput, match="not a sequence"):
@@ -260,7 +260,7 @@ async def test_t20_a_commit_may_expect_an_offset_and_hold_a_fence(world: StreamW
         async with StreamWriter(world.client, STREAM) as other:
             new = await other.raise_fence("key", "owner")
             await write(other, "key", {"n": 3}, fence=new)
-        with pytest.raises(PreconditionFailed, match="raised by another") as raised:
+        with pytest.raises(PreconditionFailed, match="was raised again") as raised:
             await write(writer, "key", {"n": -2}, fence=old)
         assert raised.value.actual == new.token
         with pytest.raises(PreconditionFailed, match="not raised here") as raised:

@@ -243,7 +243,7 @@ def test_content_that_is_not_a_record_is_corrupt() -> None:
             _ = one.state
         await one.initialize(Words())
         await client.append(JOURNAL, b'{"revision":"x","after":"y","update":"word"}\n')
-        with pytest.raises(CorruptData, match="follows 'y'"):
+        with pytest.raises(CorruptData, match="based on 'y'"):
             await one.fetch()
 
     run(main)

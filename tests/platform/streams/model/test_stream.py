@@ -212,7 +212,7 @@ def test_segments_that_contradict_each_other_are_corrupt() -> None:
     with pytest.raises(CorruptData, match="do not share the key space"):
         decode(listing(replaced(by_hand, by_hand.segments[0], sealing=True)))
     other = split.segments[2]
-    with pytest.raises(CorruptData, match="of other keys"):
+    with pytest.raises(CorruptData, match="has other keys"):
         decode(listing(replaced(scaled(split, [Split(1)]), other, predecessors=frozenset({0, 1}), epoch=9)))
 
 

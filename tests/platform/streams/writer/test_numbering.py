@@ -30,5 +30,5 @@ def test_sequences_have_63_bits_and_need_a_writer_id(wrong: int) -> None:
     with pytest.raises(InvalidInput, match=f"{wrong} is not a sequence"):
         Numbering(stable=True).next(wrong)
     Numbering(stable=True).check(MAX_SEQUENCE)
-    with pytest.raises(InvalidInput, match="only for a writer with an id"):
+    with pytest.raises(InvalidInput, match="requires a writer with an id"):
         Numbering(stable=False).next(0)
