@@ -43,7 +43,7 @@ def _retention_ignores_holds(stack: ExitStack) -> None:
 
 
 def _forks_list_beyond_the_shared_end(stack: ExitStack) -> None:
-    stack.enter_context(patch.object(Share, "takes", lambda self, fragment: self.begin <= fragment.begin))
+    stack.enter_context(patch.object(Share, "contains", lambda self, fragment: self.begin <= fragment.begin))
 
 
 def _heads_are_below_the_shared_end(stack: ExitStack) -> None:
