@@ -215,11 +215,6 @@ def _is_plain_name(name: str) -> bool:
     return _PLAIN_NAME(name) is not None
 
 
-def is_plain_value(value: str) -> bool:
-    """Return True if a value is valid for a label, and ASCII."""
-    return _PLAIN_VALUE(value) is not None
-
-
 def _validate_order(previous: pb.Label, label: pb.Label) -> None:
     if previous.name == label.name:
         if previous.value >= label.value:
