@@ -99,7 +99,7 @@ async def test_the_error_of_an_invalid_uuid_is_short(journals, consumer, sums):
 
     await consumer.status(process, "FAILED")
     (status,) = (await consumer.shard(process)).status
-    assert "is not a text" in status.errors[0]
+    assert "is not a string" in status.errors[0]
     assert len(status.errors[0]) < 500
 
 
