@@ -4,9 +4,8 @@ A database reports that it rejects a row of a transaction, but not the message t
 writes parts of the transaction, in transactions of the store that are rolled back (`outputs.rejections`).
 
 Two columns, with journal and offset, identify messages. Rows with the same location are treated together. If a batch
-has no such columns, its rows are numbered from 0, in the order of `batch.collect()`. The executors evaluate this batch
-once more and keep its rows, because each evaluation may return another order. If an executor loses its part, the batch
-fails.
+has no such columns, its rows are numbered from 0, in the order of `batch.collect()`. Each evaluation of such a batch
+may return a different order. So the executors cache the numbered rows. If an executor is lost, the batch fails.
 """
 
 from __future__ import annotations
