@@ -26,7 +26,7 @@ from tests.simulation.consumers.options import FAULTS, options_of
 from tests.simulation.consumers.run import Prepare, Report, run
 from tests.simulation.consumers.world import ConsumerWorld
 
-from .coverage import missing, seeds_until
+from .coverage import finds_anomaly, missing, seeds_until
 
 SEEDS = 24
 
@@ -117,13 +117,8 @@ def test_a_failure_prints_its_replay_command() -> None:
 
 
 def is_caught(*names: str, prepare: Prepare | None = None, **options: Any) -> bool:
-    """Return True if one of 64 seeds with these options finds an anomaly of one of these names."""
     given = {"broker_faults": (), "consumers": 3, "lease_seconds": 2.0, "inputs": 1, "sources": ((0,),), **options}
-    return any(
-        anomaly.name in names
-        for seed in range(64)
-        for anomaly in run(options_of(seed, **given), prepare=prepare).anomalies
-    )
+    return finds_anomaly(names, lambda seed: run(options_of(seed, **given), prepare=prepare))
 
 
 def test_acknowledgements_before_the_commit_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

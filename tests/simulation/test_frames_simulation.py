@@ -26,7 +26,7 @@ from coranto_broker.server.frames import FrameContext
 from tests.simulation.broker.options import FRAME_FAULTS, frames_of, options_of
 from tests.simulation.broker.run import RunReport, run
 
-from .coverage import missing, seeds_until
+from .coverage import PLANTED_SEEDS, missing, seeds_until
 
 SEEDS = 12
 FIRST = 100
@@ -87,7 +87,7 @@ def test_a_run_with_frames_is_reproducible_and_prints_its_replay_command() -> No
 # -- Planted bugs ------------------------------------------------------------------------------------------------------
 
 
-def found(seeds: int, **options: Any) -> set[str]:
+def found(seeds: int = PLANTED_SEEDS, **options: Any) -> set[str]:
     """Return the names of the anomalies and problems of the first of `seeds` seeds that has any."""
     names: set[str] = set()
     for seed in range(seeds):
@@ -115,7 +115,7 @@ def test_an_answer_to_another_append_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(FrameContext, "write", lambda context, message: real(context, swapped(message)))
     monkeypatch.setattr(FrameContext, "write_now", lambda context, message: real_now(context, swapped(message)))
-    assert found(64, **ALONE)
+    assert found(**ALONE)
 
 
 def test_a_frame_dropped_when_reading_pauses_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_frame_dropped_when_reading_pauses_is_caught(monkeypatch: pytest.Monke
             connection._frames.pop()
 
     monkeypatch.setattr(FrameConnection, "data_received", data_received)
-    assert found(64, **ALONE) & {"unanswered"}
+    assert found(**ALONE) & {"unanswered"}
 
 
 Move = Callable[[AppendStream, AppendStream], None]
@@ -152,7 +152,7 @@ def move_by(move: Move) -> Any:
 
 def test_a_handover_that_loses_appends_in_flight_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AppendStreams, "_move", move_by(lambda former, framed: former._sent.clear()))
-    assert "unanswered" in found(64, **REPLICATED)
+    assert "unanswered" in found(**REPLICATED)
 
 
 def test_a_handover_that_doubles_appends_in_flight_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,12 +173,12 @@ def test_a_handover_that_doubles_appends_in_flight_is_caught(monkeypatch: pytest
 
     monkeypatch.setattr(AppendStream, "_next_batch", next_batch)
     monkeypatch.setattr(AppendStreams, "_move", move_by(again))
-    assert "duplicate" in found(64, **REPLICATED)
+    assert "duplicate" in found(**REPLICATED)
 
 
 def test_a_handover_that_overtakes_appends_in_flight_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AppendStreams, "_move", move_by(lambda former, framed: None))
-    assert "out-of-order" in found(128, **REPLICATED | {"congestion": 0.1})
+    assert "out-of-order" in found(2 * PLANTED_SEEDS, **REPLICATED | {"congestion": 0.1})
 
 
 def unanswered_as(monkeypatch: pytest.MonkeyPatch, report: Callable[[AppendStream, StreamedAppend, Any], None]) -> None:
@@ -206,7 +206,7 @@ BREAKS = REPLICATED | {"faults": ("break calls",)}
 
 def test_unanswered_appends_reported_as_not_applied_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     unanswered_as(monkeypatch, lambda stream, append, done: done.set_exception(NotSent("it was")))
-    assert found(64, **BREAKS) & {"misreported-append", "foreign-answer", "aborted-read"}
+    assert found(**BREAKS) & {"misreported-append", "foreign-answer", "aborted-read"}
 
 
 def test_unanswered_appends_reported_as_applied_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def test_unanswered_appends_reported_as_applied_are_caught(monkeypatch: pytest.M
 
     monkeypatch.setattr(AppendStream, "_answered", answered)
     unanswered_as(monkeypatch, applied)
-    assert found(64, **BREAKS) & {"misreported-append", "lost-write", "under-replicated-ack", "not-linearizable"}
+    assert found(**BREAKS) & {"misreported-append", "lost-write", "under-replicated-ack", "not-linearizable"}
 
 
 def sha1_of(content: bytes) -> pb.SHA1Sum:
@@ -255,14 +255,14 @@ def is_framed(pipeline: Pipeline) -> bool:
 
 def test_an_answer_before_acknowledgements_over_frames_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     acknowledge_early(monkeypatch, is_framed)
-    assert "under-replicated-ack" in found(64, **REPLICATED | {"congestion": 0.1})
+    assert "under-replicated-ack" in found(**REPLICATED | {"congestion": 0.1})
 
 
 def test_appends_counted_as_acknowledged_by_a_move_to_frames_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     acknowledge_early(monkeypatch, lambda pipeline: pipeline.renew_at < 0)
-    assert "under-replicated-ack" in found(128, **REPLICATED | {"congestion": 0.1})
+    assert "under-replicated-ack" in found(2 * PLANTED_SEEDS, **REPLICATED | {"congestion": 0.1})
 
 
 def test_a_decoder_that_joins_a_split_header_wrongly_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_a_decoder_that_joins_a_split_header_wrongly_is_caught(monkeypatch: pyte
         return real(decoder, data)
 
     monkeypatch.setattr(FrameDecoder, "feed", feed)
-    assert found(64, **ALONE) & {"broken-frames", "unanswered"}
+    assert found(**ALONE) & {"broken-frames", "unanswered"}
 
 
 # -- Planted bugs of batches -------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_a_batch_that_answers_before_all_replicas_is_caught(monkeypatch: pytest.
         await real(batch, *arguments)
 
     monkeypatch.setattr(Batch, "_await_acks", await_acks)
-    assert "under-replicated-ack" in found(64, **CONGESTED)
+    assert "under-replicated-ack" in found(**CONGESTED)
 
 
 def garble_some(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -329,7 +329,7 @@ def test_a_replica_that_ignores_the_sum_of_a_proposal_is_caught(monkeypatch: pyt
 
     garble_some(monkeypatch)
     monkeypatch.setattr(Fragment, "is_wire", is_wire)
-    assert "under-replicated-ack" in found(64, **CONGESTED)
+    assert "under-replicated-ack" in found(**CONGESTED)
 
 
 def test_an_answer_counted_for_a_later_proposal_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,4 +347,4 @@ def test_an_answer_counted_for_a_later_proposal_is_caught(monkeypatch: pytest.Mo
             real(stream, response)
 
     monkeypatch.setattr(PeerStream, "_received", received)
-    assert "under-replicated-ack" in found(64, **CONGESTED)
+    assert "under-replicated-ack" in found(**CONGESTED)

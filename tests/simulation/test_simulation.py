@@ -57,7 +57,7 @@ from tests.simulation.broker.options import DEMANDS, FAULTS, options_of
 from tests.simulation.broker.run import RunReport, run
 from tests.simulation.broker.world import LAYOUT, World
 
-from .coverage import missing, seeds_until
+from .coverage import finds_anomaly, missing, seeds_until
 
 SEEDS = 60
 
@@ -206,12 +206,8 @@ def test_appends_share_streams_in_most_runs() -> None:
 
 
 def is_caught(*names: str, first: int = 0, **options: Any) -> bool:
-    """Return True if one of 64 seeds from `first` on with these options finds an anomaly of one of these names."""
-    return any(
-        anomaly.name in names
-        for seed in range(first, first + 64)
-        for anomaly in run(options_of(seed, **{"seconds": 10.0, "appends": 15} | options)).anomalies
-    )
+    given = {"seconds": 10.0, "appends": 15} | options
+    return finds_anomaly(names, lambda seed: run(options_of(seed, **given)), first)
 
 
 POWER: dict[str, Any] = {"brokers": 1, "replication": 1, "fsync": Fsync.COMMIT, "lease_seconds": 10.0}

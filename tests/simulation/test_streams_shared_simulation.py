@@ -21,7 +21,7 @@ from coranto.streams.model.positions import SegmentPosition
 from coranto.streams.model.stream import Stream
 from coranto.streams.writer.multi_key.writer import MultiKeyWriter
 
-from .coverage import missing, seeds_until
+from .coverage import finds_anomaly, missing, seeds_until
 from .streams.options import shared_options_of
 from .streams.run import run
 
@@ -60,12 +60,7 @@ FEW: dict[str, Any] = {"brokers": 2, "replication": 1, "faults": (), "readers": 
 
 
 def caught(*names: str, first: int = 0, **options: Any) -> bool:
-    """Return True if one of 64 seeds from `first` on shows one of these anomalies."""
-    for seed in range(first, first + 64):
-        report = run(shared_options_of(seed, **FEW | options))
-        if any(anomaly.name in names for anomaly in report.anomalies):
-            return True
-    return False
+    return finds_anomaly(names, lambda seed: run(shared_options_of(seed, **FEW | options)), first)
 
 
 SEVERAL = {"movers": 2, "moves": 30, "members": 0, "harm": 0.2, "window": 4, "segments": 3, "sealed": True}

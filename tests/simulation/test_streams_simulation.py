@@ -25,7 +25,7 @@ from coranto.streams.writer.units import Attempt
 from coranto.wire import protocol_pb2 as pb
 from tests.sampling import sampled
 
-from .coverage import missing, seeds_until
+from .coverage import PLANTED_SEEDS, finds_anomaly, missing, seeds_until
 from .streams.boundaries import MESSAGES
 from .streams.options import lost_answers_options_of, options_of
 from .streams.run import run
@@ -113,14 +113,9 @@ def test_large_transactions_are_sound(sizes: tuple[int, int]) -> None:
 # -- Planted bugs ------------------------------------------------------------------------------------------------------
 
 
-def caught(*names: str, first: int = 0, seeds: int = 64, **options: Any) -> bool:
-    """Return True if one of `seeds` seeds from `first` on shows one of these anomalies."""
+def caught(*names: str, first: int = 0, seeds: int = PLANTED_SEEDS, **options: Any) -> bool:
     given: dict[str, Any] = {"brokers": 2, "replication": 1, "faults": (), "readers": 0, "units": 60, "writers": 2}
-    for seed in range(first, first + seeds):
-        report = run(options_of(seed, **given | options))
-        if any(anomaly.name in names for anomaly in report.anomalies):
-            return True
-    return False
+    return finds_anomaly(names, lambda seed: run(options_of(seed, **given | options)), first, seeds)
 
 
 def aborted(append: PreparedAppend) -> pb.AppendRequest:
